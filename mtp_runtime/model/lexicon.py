@@ -1,0 +1,51 @@
+"""The words of the grammar. Every option list is free of prefixes of one another, so that a text has one derivation."""
+
+from __future__ import annotations
+
+SHE = (
+    "Mira", "Sela", "Anwen", "Brida", "Clea", "Dorit", "Elin", "Fenna", "Greta", "Hilda", "Isolde", "Jutta",
+    "Katrin", "Linnet", "Nessa", "Oda", "Petra", "Runa", "Signe", "Thora", "Ursel", "Vesna", "Wilma", "Ysolt",
+)  # fmt: skip
+HE = (
+    "Tobin", "Orrin", "Aldo", "Bertram", "Casper", "Dagmund", "Egil", "Florian", "Gunther", "Hagen", "Ivo", "Jorin",
+    "Konrad", "Leif", "Magnus", "Norbert", "Osric", "Pavel", "Quentin", "Ruben", "Stellan", "Ulrich", "Viktor", "Wendel",
+)  # fmt: skip
+NAMES = SHE + HE
+
+TRADES = {
+    "baker": ("loaves", "cakes", "buns", "pies", "rolls"),
+    "smith": ("nails", "hinges", "knives", "hooks", "locks"),
+    "weaver": ("cloaks", "scarves", "blankets", "shawls", "rugs"),
+    "potter": ("bowls", "jugs", "plates", "cups", "jars"),
+    "gardener": ("plums", "apples", "pears", "cherries", "quinces"),
+    "fisher": ("trout", "eels", "perch", "carp", "crabs"),
+    "carpenter": ("chairs", "tables", "doors", "ladders", "shelves"),
+    "herder": ("lambs", "goats", "geese", "hens", "calves"),
+    "tanner": ("belts", "boots", "saddles", "gloves", "purses"),
+    "chandler": ("candles", "lamps", "torches", "tapers", "wicks"),
+    "beekeeper": ("combs", "hives", "queens", "swarms", "smokers"),
+    "brewer": ("kegs", "flasks", "bottles", "mugs", "casks"),
+}
+
+TOWNS = (
+    "Oakford", "Elmstead", "Ravensby", "Thornwick", "Millbrook", "Hartley", "Stonegate", "Westerham",
+    "Larkfield", "Foxdale", "Ashbourne", "Kingsmere", "Dunmoor", "Silverton", "Harrowgate", "Wolfden",
+)  # fmt: skip
+
+PLACES = (
+    "the old mill", "the north gate", "the river bridge", "the market square", "the stone tower", "the inn",
+    "the chapel yard", "the apple orchard", "the harbour", "the long barn", "the castle court", "the well",
+)  # fmt: skip
+
+WEATHER = (
+    "Rain fell on", "The sun shone on", "A cold wind blew over", "Fog lay around", "Snow came down on",
+    "Clouds hung above",
+)  # fmt: skip
+
+VERBS = ("brought", "carried", "hauled")
+DEALS = ("Soon", "There", "At noon")
+CODAS = ("thanked", "praised", "hugged", "paid")
+
+PEOPLE = 5
+DAYS = tuple(range(14, 19))  # 14 days are more than 512 tokens
+TURN = "\x1e"  # stands between the user's request and the answer of a chat book; never reaches the tokenizer
