@@ -27,11 +27,14 @@ def train_tokenizer() -> Tokenizer:
     return tok.train(book_text("train", i)[0].replace(TURN, "\n") for i in range(TOKENIZER_BOOKS))
 
 
-def batch(tokenizer: Tokenizer, step: int, size: int, depths: int) -> tuple[Tensor, Tensor]:
-    """Tokens [size, T + depths + 1], padded with EOS, and the mask of real tokens, for one training step."""
+def batch(tokenizer: Tokenizer, first: int, size: int, length: int, depths: int) -> tuple[Tensor, Tensor]:
+    """Training books first..first + size - 1, each from its beginning, at most `length` tokens of it.
+
+    Returns tokens [size, T + depths], padded with EOS, and the mask of real tokens.
+    """
     rows = []
-    for index in range(step * size, (step + 1) * size):
-        rows.append(tok.encode_book(tokenizer, book_text("train", index)[0], is_chat(index)))
+    for index in range(first, first + size):
+        rows.append(tok.encode_book(tokenizer, book_text("train", index)[0], is_chat(index))[:length])
     longest = max(map(len, rows)) + depths
     tokens = torch.full((size, longest), tok.EOS_ID)
     real = torch.zeros(size, longest, dtype=torch.bool)

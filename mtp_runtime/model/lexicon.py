@@ -4,11 +4,9 @@ from __future__ import annotations
 
 SHE = (
     "Mira", "Sela", "Anwen", "Brida", "Clea", "Dorit", "Elin", "Fenna", "Greta", "Hilda", "Isolde", "Jutta",
-    "Katrin", "Linnet", "Nessa", "Oda", "Petra", "Runa", "Signe", "Thora", "Ursel", "Vesna", "Wilma", "Ysolt",
 )  # fmt: skip
 HE = (
     "Tobin", "Orrin", "Aldo", "Bertram", "Casper", "Dagmund", "Egil", "Florian", "Gunther", "Hagen", "Ivo", "Jorin",
-    "Konrad", "Leif", "Magnus", "Norbert", "Osric", "Pavel", "Quentin", "Ruben", "Stellan", "Ulrich", "Viktor", "Wendel",
 )  # fmt: skip
 NAMES = SHE + HE
 
@@ -21,15 +19,10 @@ TRADES = {
     "fisher": ("trout", "eels", "perch", "carp", "crabs"),
     "carpenter": ("chairs", "tables", "doors", "ladders", "shelves"),
     "herder": ("lambs", "goats", "geese", "hens", "calves"),
-    "tanner": ("belts", "boots", "saddles", "gloves", "purses"),
-    "chandler": ("candles", "lamps", "torches", "tapers", "wicks"),
-    "beekeeper": ("combs", "hives", "queens", "swarms", "smokers"),
-    "brewer": ("kegs", "flasks", "bottles", "mugs", "casks"),
 }
 
 TOWNS = (
     "Oakford", "Elmstead", "Ravensby", "Thornwick", "Millbrook", "Hartley", "Stonegate", "Westerham",
-    "Larkfield", "Foxdale", "Ashbourne", "Kingsmere", "Dunmoor", "Silverton", "Harrowgate", "Wolfden",
 )  # fmt: skip
 
 PLACES = (

@@ -13,6 +13,9 @@ from torch import Tensor, nn
 from mtp_runtime.model.arch import Config, Layer, RMSNorm, _linear
 
 
+RESIDUAL = ("o_proj.weight", "down_proj.weight")  # what a layer adds to the residual stream with
+
+
 class MTPLayer(Layer):
     """A MoE decoder layer behind `eh_proj`; `embed_tokens` and `shared_head.head` belong to the main model."""
 
@@ -115,7 +118,32 @@ def initialise(model: DeepseekV3, seed: int) -> None:
         if p.dim() < 2:
             continue
         std = 0.02 if name.startswith(("model.embed_tokens", "lm_head")) else p.shape[1] ** -0.5 * 0.7
-        if name.endswith(("o_proj.weight", "down_proj.weight")):
+        if name.endswith(RESIDUAL):
             std *= depth
         with torch.no_grad():
             p.normal_(0.0, std, generator=generator)
+
+
+def grow(small: DeepseekV3, config: Config, seed: int) -> DeepseekV3:
+    """A deeper model that computes what `small` does: its layers spread out evenly, new ones that add nothing yet.
+
+    ValueError when the depth of `config` is no multiple of the small model's.
+    """
+    old, new = small.c.num_hidden_layers, config.num_hidden_layers
+    if new % old:
+        raise ValueError(f"{new} layers cannot be grown from {old}: not a multiple")
+    model = DeepseekV3(config)
+    initialise(model, seed)
+    places = {i: i * (new // old) for i in range(old)} | {old: new}
+    with torch.no_grad():
+        for index, layer in enumerate(model.model.layers[:-1]):
+            if index not in places.values():
+                for name, p in layer.named_parameters():
+                    if name.endswith(RESIDUAL):
+                        p.zero_()
+    for index, place in places.items():
+        model.model.layers[place].load_state_dict(small.model.layers[index].state_dict())
+    for part in ("embed_tokens", "norm"):
+        getattr(model.model, part).load_state_dict(getattr(small.model, part).state_dict())
+    model.lm_head.load_state_dict(small.lm_head.state_dict())
+    return model

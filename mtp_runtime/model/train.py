@@ -6,7 +6,7 @@ The MTP loss is the seed's: the cross entropy of each depth, averaged over the d
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -16,30 +16,66 @@ from torch import Tensor
 
 from mtp_runtime.model import data, optim
 from mtp_runtime.model.arch import Config, Gate, rope_table
-from mtp_runtime.model.mtp_layer import DeepseekV3, initialise
+from mtp_runtime.model.mtp_layer import DeepseekV3, grow, initialise
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A part of the training: how many layers, how much of each book (tokens), how many books a step, MTP depths."""
+
+    steps: int
+    layers: int
+    length: int
+    batch: int
+    depths: int
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How to train. batch in books of 560-720 tokens; rates are peak rates; `decay_from` a share of the steps."""
+    """How to train; rates are peak rates.
 
-    steps: int = 1600
-    batch: int = 2
-    depths: int = 3
+    Short beginnings of the books and few layers first: there the model finds out quickly what to look back for. Then
+    whole books, and last all layers. `decay_from` is the share of all steps from which the rates fall.
+    """
+
+    stages: tuple[Stage, ...] = (
+        Stage(steps=1500, layers=4, length=160, batch=4, depths=1),
+        Stage(steps=400, layers=4, length=1024, batch=2, depths=3),
+        Stage(steps=400, layers=20, length=1024, batch=2, depths=3),
+    )
     mtp_weight: float = 0.3
-    muon_lr: float = 0.02
-    adam_lr: float = 4e-3
+    muon_lr: float = 0.005
+    adam_lr: float = 3e-3
     warmup: int = 20
-    decay_from: float = 0.5
+    decay_from: float = 0.83
     balance: float = 1e-3
     seed: int = 20
     save_every: int = 50
 
+    @property
+    def steps(self) -> int:
+        return sum(s.steps for s in self.stages)
+
+    @property
+    def books(self) -> int:
+        """Training books in all: 0..books - 1."""
+        return sum(s.steps * s.batch for s in self.stages)
+
+    def at(self, step: int) -> tuple[Stage, int, int]:
+        """Stage of a step, the step's number within it, and the first training book of the step."""
+        book = 0
+        for stage in self.stages:
+            if step < stage.steps:
+                return stage, step, book + step * stage.batch
+            step -= stage.steps
+            book += stage.steps * stage.batch
+        return self.stages[-1], self.stages[-1].steps + step, book
+
     def rate(self, step: int) -> float:
-        """Share of the peak rate: linear warm-up, flat, linear decay to 2 %."""
+        """Share of the peak rate: a warm-up in each stage that has new layers, flat, linear decay to 2 %."""
         start = self.decay_from * self.steps
         decay = 1.0 if step < start else max(0.02, 1 - (step - start) / (self.steps - start))
-        return min(1.0, (step + 1) / self.warmup) * decay
+        return min(1.0, (self.at(step)[1] + 1) / self.warmup) * decay
 
 
 @dataclass(frozen=True)
@@ -55,7 +91,7 @@ class Losses:
 
 def losses(model: DeepseekV3, tokens: Tensor, real: Tensor, depths: int) -> Losses:
     """tokens and real [B, T + depths]: place j of depth k predicts token j + k' where the main model's k' is 1."""
-    t = tokens.shape[1] - depths
+    t = tokens.shape[1] - max(depths, 2)
     rope = rope_table(model.c, t)
     hidden = model.hidden(tokens[:, :t], rope)
     targets = tokens.masked_fill(~real, data.IGNORE)
@@ -76,7 +112,7 @@ class Trainer:
         self.folder, self.recipe = folder, recipe
         self.tokenizer: Tokenizer = data.train_tokenizer()
         self.config = config or Config(vocab_size=self.tokenizer.get_vocab_size())
-        self.model = DeepseekV3(self.config)
+        self.model = DeepseekV3(replace(self.config, num_hidden_layers=recipe.stages[0].layers))
         initialise(self.model, recipe.seed)
         self.optimisers = optim.build(self.model, recipe.muon_lr, recipe.adam_lr)
         self.step = 0
@@ -91,7 +127,8 @@ class Trainer:
         self.folder.mkdir(parents=True, exist_ok=True)
         state = {
             "step": self.step,
-            "recipe": self.recipe,
+            "layers": self.model.c.num_hidden_layers,
+            "recipe": repr(self.recipe),
             "model": self.model.state_dict(),
             "optimisers": [o.state_dict() for o in self.optimisers],
             "log": self.log,
@@ -104,24 +141,33 @@ class Trainer:
         """Load the last checkpoint; False when there is none. ValueError when it belongs to another recipe."""
         if not self.checkpoint.exists():
             return False
-        with torch.serialization.safe_globals([Recipe]):
-            state = torch.load(self.checkpoint)
-        if state["recipe"] != self.recipe:
+        state = torch.load(self.checkpoint)
+        if state["recipe"] != repr(self.recipe):
             raise ValueError(f"{self.checkpoint}: made by another recipe ({state['recipe']}); remove it to start anew")
+        self._grow(state["layers"])
         self.model.load_state_dict(state["model"])
         for optimiser, saved in zip(self.optimisers, state["optimisers"], strict=True):
             optimiser.load_state_dict(saved)
         self.step, self.log = state["step"], state["log"]
         return True
 
+    def _grow(self, layers: int) -> None:
+        """Go on with a model of `layers` layers, with fresh optimiser state; nothing where it has them already."""
+        if layers == self.model.c.num_hidden_layers:
+            return
+        self.model = grow(self.model, replace(self.config, num_hidden_layers=layers), self.recipe.seed)
+        self.optimisers = optim.build(self.model, self.recipe.muon_lr, self.recipe.adam_lr)
+
     def train_step(self) -> dict[str, float]:
         """One step; returns its losses (nats a token) and its speed (tokens a second)."""
         began, recipe = time.perf_counter(), self.recipe
+        stage, _, book = recipe.at(self.step)
+        self._grow(stage.layers)
         for optimiser, peak in zip(self.optimisers, (recipe.muon_lr, recipe.adam_lr), strict=True):
             for group in optimiser.param_groups:
                 group["lr"] = peak * recipe.rate(self.step)
-        tokens, real = data.batch(self.tokenizer, self.step, recipe.batch, recipe.depths)
-        found = losses(self.model, tokens, real, recipe.depths)
+        tokens, real = data.batch(self.tokenizer, book, stage.batch, stage.length, stage.depths)
+        found = losses(self.model, tokens, real, stage.depths)
         found.total(recipe.mtp_weight).backward()
         for optimiser in self.optimisers:
             optimiser.step()

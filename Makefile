@@ -1,0 +1,181 @@
+# Every command of the project; `make` alone prints them.
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+MAKEFLAGS += --no-builtin-rules --no-print-directory
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+# What a user may set on the command line. INVENTORIES: the folder with one inventory a cluster.
+INVENTORIES ?= $(CURDIR)/ansible/inventories
+CLUSTER ?=
+K ?=
+PYTHON ?= python3.11
+# An extra package index for torch's CPU build (torch==2.13.0+cpu is not on PyPI). Empty: pip as it is configured.
+TORCH_INDEX ?=
+# Extra arguments: ARGS for ansible-playbook and the load test, PYTEST_ARGS for pytest.
+ARGS ?=
+PYTEST_ARGS ?=
+
+ROOT := $(CURDIR)
+VENV := .venv
+LOCAL := .local
+BIN := $(ROOT)/$(VENV)/bin
+ENGINE_PYTHON := $(ROOT)/$(LOCAL)/engine/bin/python
+CLUSTERS := $(notdir $(patsubst %/,%,$(wildcard $(INVENTORIES)/*/)))
+DEPLOYED = $(notdir $(patsubst %/,%,$(wildcard $(LOCAL)/clusters/*/)))
+
+# Everything that runs keeps its files inside the repository: temporary files, caches, Ansible's own folders.
+export TMPDIR := $(ROOT)/$(LOCAL)/tmp
+export XDG_CACHE_HOME := $(ROOT)/$(LOCAL)/cache
+export ANSIBLE_CONFIG := $(ROOT)/ansible/ansible.cfg
+export ANSIBLE_HOME := $(ROOT)/$(LOCAL)/ansible
+export HF_HOME := $(ROOT)/$(LOCAL)/cache/huggingface
+export MPLCONFIGDIR := $(ROOT)/$(LOCAL)/cache/matplotlib
+# pip's cache stays the user's own: it is what makes a second clone fast.
+USER_CACHE := $(or $(shell printenv PIP_CACHE_DIR),$(shell printenv XDG_CACHE_HOME | sed 's,$$,/pip,'),$(HOME)/.cache/pip)
+export PIP_CACHE_DIR := $(USER_CACHE)
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export TORCH_INDEX
+
+say = printf '\033[1m==> %s\033[0m\n' $(1)
+fail = { printf 'error: %s\n' $(1) >&2; exit 2; }
+playbook = cd ansible && $(BIN)/ansible-playbook -i $(INVENTORIES)/$(CLUSTER)
+
+##@ Start here
+
+.PHONY: help
+help: ## this text
+	@awk 'BEGIN {FS = ":.*## "; printf "Usage: make TARGET [CLUSTER=name] [K=n]\n"} \
+	  /^##@ / {printf "\n%s\n", substr($$0, 5)} \
+	  /^[a-zA-Z0-9_-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@printf '\nClusters: %s. A first run: make deploy CLUSTER=local\n' "$(CLUSTERS)"
+
+.PHONY: deploy
+deploy: need-cluster venv ## CLUSTER=name: install, start and prove the cluster (run again: only what changed)
+	@$(call say,'deploy $(CLUSTER)')
+	@$(BIN)/mtpctl check $(CLUSTER) --inventories $(INVENTORIES)
+	@$(playbook) site.yml $(ARGS)
+
+.PHONY: status
+status: venv ## [CLUSTER=name]: processes, health, MTP state
+	@$(BIN)/mtpctl status $(or $(CLUSTER),$(DEPLOYED))
+
+.PHONY: validate
+validate: one-deployed venv ## [CLUSTER=name]: load test through the router, with a report
+	@$(BIN)/python -m loadtests.validate --cluster $(or $(CLUSTER),$(DEPLOYED)) $(ARGS)
+
+.PHONY: mtp
+mtp: need-cluster need-k venv ## CLUSTER=name K=0..15: turn MTP off (0) or set K, restart what changed, canary
+	@$(BIN)/mtpctl set-k $(CLUSTER) $(K) --inventories $(INVENTORIES)
+	@$(playbook) site.yml $(ARGS)
+
+.PHONY: logs
+logs: one-deployed venv ## [CLUSTER=name]: the last lines of every log
+	@$(BIN)/mtpctl logs $(or $(CLUSTER),$(DEPLOYED))
+
+.PHONY: destroy
+destroy: need-cluster venv ## CLUSTER=name: stop it and remove its state (installed software stays in .local)
+	@$(call say,'destroy $(CLUSTER)')
+	@$(playbook) destroy.yml $(ARGS)
+
+##@ Look before you start (touches nothing)
+
+.PHONY: check
+check: need-cluster venv ## CLUSTER=name: is the inventory right?
+	@$(BIN)/mtpctl check $(CLUSTER) --inventories $(INVENTORIES)
+
+.PHONY: render
+render: need-cluster venv ## CLUSTER=name: the exact command lines of every rank
+	@$(BIN)/mtpctl render $(CLUSTER) --inventories $(INVENTORIES) $(ARGS)
+
+.PHONY: plan
+plan: need-cluster venv ## CLUSTER=name: what would deploy change? (Ansible's check mode)
+	@$(playbook) site.yml --check --diff $(ARGS)
+
+.PHONY: canary
+canary: one-deployed venv ## [CLUSTER=name]: one completion through the router, with proof that MTP took part
+	@$(BIN)/mtpctl canary $(or $(CLUSTER),$(DEPLOYED))
+
+##@ Tests and measurements
+
+.PHONY: test
+test: lint test-unit test-engine test-live ## everything
+
+.PHONY: lint
+lint: venv ## ruff, mypy, yamllint, ansible-lint
+	@$(call say,'lint')
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/yamllint -s .
+	@cd ansible && PATH=$(BIN):$$PATH $(BIN)/ansible-lint -q -c ../.ansible-lint
+
+.PHONY: test-unit
+test-unit: venv engine ## tests that start no server (torch parts run in the engine environment)
+	@$(call say,'unit tests, control environment')
+	@$(BIN)/python -m pytest tests/unit tests/monitoring -m 'not live' $(PYTEST_ARGS)
+	@$(call say,'unit tests, engine environment')
+	@$(ENGINE_PYTHON) -m pytest tests/unit -m engine $(PYTEST_ARGS)
+
+.PHONY: test-engine
+test-engine: engine ## tests with vLLM in one process
+	@$(call say,'engine tests')
+	@$(ENGINE_PYTHON) -m pytest tests/engine $(PYTEST_ARGS)
+
+.PHONY: test-live
+test-live: venv ## tests on a running stack (deploys CLUSTER=local, destroys it)
+	@$(call say,'live tests')
+	@$(BIN)/python -m pytest tests/deploy tests/monitoring -m live $(PYTEST_ARGS)
+
+.PHONY: bench bench-core bench-engine
+bench: bench-core bench-engine ## all benchmarks
+bench-core: engine ## verification, without an engine
+	@$(ENGINE_PYTHON) -m loadtests.bench_core $(ARGS)
+bench-engine: engine ## step cost and TPOT with and without MTP, in one process
+	@$(ENGINE_PYTHON) -m loadtests.bench_engine $(ARGS)
+
+##@ Build
+
+.PHONY: model
+model: engine ## train the tiny model again (resumable, up to 90 minutes)
+	@$(ENGINE_PYTHON) -m mtp_runtime.model.train $(ARGS)
+
+.PHONY: dashboards
+dashboards: venv ## generate the Grafana dashboard
+	@$(BIN)/python dashboards/build.py
+
+.PHONY: lock
+lock: venv ## write requirements/*.txt from *.in
+	@$(BIN)/python requirements/lock.py control
+	@$(BIN)/python requirements/lock.py engine-cpu --skip torchvision torchaudio torchcodec triton --no-deps nixl nixl-cu12
+
+.PHONY: venv
+venv: $(VENV)/.stamp ## the control environment (.venv)
+
+.PHONY: engine
+engine: venv ## the engine environment (.local/engine)
+	@cd ansible && $(BIN)/ansible-playbook engine-env.yml $(ARGS)
+
+$(VENV)/.stamp: requirements/control.txt pyproject.toml
+	@command -v $(PYTHON) >/dev/null || $(call fail,'$(PYTHON) not found; install it (Debian: apt-get install python3 python3-venv) or set PYTHON=...')
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || $(call fail,'$(PYTHON) is not Python 3.11; set PYTHON=/path/to/python3.11')
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || $(call fail,'$(PYTHON) has no venv module (Debian: apt-get install python3-venv)')
+	@$(call say,'control environment: $(VENV) (about half a minute)')
+	@mkdir -p $(LOCAL)/tmp $(LOCAL)/cache
+	@rm -rf $(VENV)
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/pip install -qq --no-deps --require-hashes -r requirements/control.txt
+	@$(BIN)/pip install -qq --no-deps --no-build-isolation -e .
+	@touch $@
+
+# Guards: one clear line instead of a stack of errors.
+.PHONY: need-cluster need-k one-deployed
+need-cluster:
+	@[ -n '$(CLUSTER)' ] || $(call fail,'which cluster? Add CLUSTER=name; there are: $(CLUSTERS)')
+	@[ -f '$(INVENTORIES)/$(CLUSTER)/hosts.yml' ] || $(call fail,'no inventory $(INVENTORIES)/$(CLUSTER)/hosts.yml; there are: $(CLUSTERS)')
+
+need-k:
+	@[[ '$(K)' =~ ^[0-9]+$$ ]] || $(call fail,'which K? Add K=n: 0 turns MTP off; 1 to 15 are draft tokens a step')
+
+one-deployed:
+	@[ '$(words $(or $(CLUSTER),$(DEPLOYED)))' = 1 ] || $(call fail,'which cluster? Add CLUSTER=name; deployed: $(or $(DEPLOYED),none)')

@@ -1,0 +1,1 @@
+"""Dashboards as code: `build.py` writes `grafana/*.json`."""

@@ -1,0 +1,1 @@
+"""Adapters: the only importers of an engine."""

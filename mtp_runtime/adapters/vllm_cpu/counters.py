@@ -1,0 +1,105 @@
+"""Counters that prove our parts run, and their way to the server's /metrics.
+
+The engine core is a process of its own under the API server, which alone answers /metrics. Each engine process counts
+in a small shared file (one 64-bit slot a counter: an increment is a store, no lock, no system call), the API server
+sums the files at each scrape. vLLM's own multi-process mode of prometheus_client would change every gauge of the
+engine, so it is not used.
+"""
+
+from __future__ import annotations
+
+import atexit
+import mmap
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from prometheus_client import REGISTRY
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.registry import Collector
+
+from mtp_runtime.metrics import names
+
+ATTENTION_DRAFT_STEPS = "mtp_runtime_attention_draft_steps_total"
+ENGINE_DRAFT_STEPS = "mtp_runtime_engine_draft_steps_total"
+
+FOLDER = "MTP_RUNTIME_COUNTERS_DIR"
+"""Environment variable, set by the first process of a server for its children."""
+
+DESCRIPTIONS = {
+    names.PLUGIN_VERIFY_CALLS: "Engine steps whose drafts our verification decided.",
+    names.PLUGIN_VERIFY_DRAFT_STEPS: "Draft steps (one request, one step) our verification decided, placeholders
+    included.", names.PLUGIN_PLACEHOLDER_STEPS: "Draft steps whose drafts were all placeholders (-1), which are always
+    rejected.", names.PLUGIN_PLACEHOLDER_TOKENS: "Placeholder drafts (-1).", names.PLUGIN_ATTENTION_DECODE_CALLS:
+    "Calls of our decode attention in engine steps with drafts, one a layer.", ATTENTION_DRAFT_STEPS: "Engine steps
+    with drafts that went through our decode attention.", ENGINE_DRAFT_STEPS: "Engine steps for which the scheduler
+    scheduled a draft (the count to compare with).",
+}
+"""Every counter, in the order of its slot in the file."""
+
+_SLOT = {name: index for index, name in enumerate(DESCRIPTIONS)}
+_ROWS: dict[str, np.ndarray] = {}
+
+
+def folder() -> Path:
+    """Where this server's processes count. The first process to ask makes it, tells its children and removes it."""
+    known = os.environ.get(FOLDER)
+    if known:
+        return Path(known)
+    made = tempfile.mkdtemp(prefix="mtp-counters-")
+    os.environ[FOLDER] = made
+    owner = os.getpid()
+    # A forked child inherits the hook: only the owner may remove the folder.
+    atexit.register(lambda: shutil.rmtree(made, ignore_errors=True) if os.getpid() == owner else None)
+    return Path(made)
+
+
+def slots() -> np.ndarray:
+    """The counters of this process, [len(DESCRIPTIONS)] int64, shared with the process that answers /metrics."""
+    path = str(folder() / f"{os.getpid()}.i64")
+    if path not in _ROWS:
+        size = 8 * len(DESCRIPTIONS)
+        with Path(path).open("wb+") as file:
+            file.truncate(size)
+            _ROWS[path] = np.frombuffer(mmap.mmap(file.fileno(), size), dtype=np.int64)
+    return _ROWS[path]
+
+
+class Count:
+    """One counter of this process."""
+
+    __slots__ = ("_index", "_slots")
+
+    def __init__(self, name: str) -> None:
+        self._slots, self._index = slots(), _SLOT[name]
+
+    def add(self, amount: int = 1) -> None:
+        """Increase by amount >= 0."""
+        self._slots[self._index] += amount
+
+
+def totals() -> dict[str, int]:
+    """Counter name -> sum over the engine processes of this server."""
+    sums = np.zeros(len(DESCRIPTIONS), dtype=np.int64)
+    for path in folder().glob("*.i64"):
+        row = np.fromfile(path, dtype=np.int64)
+        if row.shape == sums.shape:  # else just being created
+            sums += row
+    return dict(zip(DESCRIPTIONS, sums.tolist(), strict=True))
+
+
+class _Export(Collector):
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        for name, value in totals().items():
+            yield CounterMetricFamily(name.removesuffix("_total"), DESCRIPTIONS[name], value=value)
+
+
+@cache
+def export() -> None:
+    """Offer the counters on this process's default registry, once. 0 from the start: absent means no plugin."""
+    folder()
+    REGISTRY.register(_Export())

@@ -1,0 +1,1 @@
+"""mtpctl: the command line over mtp_runtime.config."""

@@ -1,0 +1,154 @@
+"""The commands over inventories. Exit codes: 0 fine, 2 bad input (nothing changed). No traceback gets out."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markdown import Markdown
+from rich.table import Table
+from rich.text import Text
+
+from mtp_runtime.config import api, edit, reference, rules, weights
+from mtp_runtime.config.problems import ConfigError, Problem
+from mtp_runtime.config.rule import WHERE_TEXT
+
+app = typer.Typer(help="Checks, renders and reads clusters.", no_args_is_help=True, pretty_exceptions_enable=False)
+out, err = Console(), Console(stderr=True)
+Name = Annotated[str, typer.Argument(metavar="CLUSTER", help="name of a folder in ansible/inventories")]
+AsJson = Annotated[bool, typer.Option("--json", help="machine-readable output")]
+Inventories = Annotated[
+    Path | None, typer.Option("--inventories", help="folder of inventories, instead of the repository's")
+]
+BAD_INPUT = 2
+
+
+def fail(problems: list[Problem], as_json: bool = False) -> typer.Exit:
+    """Prints every problem, text to stderr and JSON to stdout; the exit to raise."""
+    if as_json:
+        print(json.dumps({"ok": False, "problems": [p.as_dict() for p in problems]}, indent=2))
+    for problem in problems:
+        place = f"{problem.file}:{problem.line}" if problem.line else problem.file
+        err.print(Text(f"{problem.rule}  {place}: {problem.key}: {problem.message}", style="red"), soft_wrap=True)
+        err.print(Text(f"     remedy: {problem.remedy}."), soft_wrap=True)
+    count = len(problems)
+    err.print(Text(f"{count} problem{'s' if count != 1 else ''}; nothing was changed."))
+    return typer.Exit(BAD_INPUT)
+
+
+def _print_json(value: Any) -> None:
+    print(json.dumps(value, indent=2))
+
+
+@app.command()
+def check(cluster: Name, as_json: AsJson = False, inventories: Inventories = None) -> None:
+    """Is the inventory right? Touches nothing."""
+    try:
+        plan = api.plan(cluster, inventories)
+    except ConfigError as error:
+        raise fail(error.problems, as_json) from None
+    if as_json:
+        _print_json({"ok": True, "problems": []})
+        return
+    checked = sum(1 for rule in rules.RULES if rule.where in ("files", "check"))
+    mtp = plan["mtp"]
+    state = f"on, K = {mtp['k']}, {mtp['method']}" if mtp["enabled"] else "off"
+    count = len(plan["ranks"])
+    ranks = f"{count} rank{'s' if count != 1 else ''}"
+    out.print(f"{cluster}: {checked} rules hold, {ranks}, MTP {state}", highlight=False)
+
+
+@app.command()
+def render(cluster: Name, as_json: AsJson = False, inventories: Inventories = None) -> None:
+    """Shows what would be started: command lines, environment, targets. Touches nothing."""
+    try:
+        plan = api.plan(cluster, inventories)
+    except ConfigError as error:
+        raise fail(error.problems, as_json) from None
+    if as_json:
+        _print_json(plan)
+        return
+    table = Table("rank", "host", "url", "K", "command line")
+    for rank in plan["ranks"]:
+        table.add_row(rank["name"], rank["host"], rank["url"], str(rank["k"]), Text(" ".join(rank["argv"])))
+    router = plan["router"]
+    front = f"{router['front']['host']}:{router['front']['port']}"
+    table.add_row("router", router["host"], front, "", Text(" ".join(router["argv"])))
+    out.print(table)
+
+
+@app.command("set-k")
+def set_k(
+    cluster: Name,
+    k: Annotated[int, typer.Argument(metavar="K", help="draft tokens a step; 0 switches MTP off")],
+    inventories: Inventories = None,
+) -> None:
+    """Writes K into mtp.yml when the result breaks no rule; keeps comments."""
+    try:
+        found, changed = edit.set_k(cluster, k, inventories)
+    except ConfigError as error:
+        raise fail(error.problems) from None
+    state = f"on, K = {found.mtp.num_speculative_tokens}" if found.mtp.enabled else "off"
+    out.print(f"{cluster}: MTP {state} ({'mtp.yml changed' if changed else 'unchanged'})", highlight=False)
+
+
+@app.command("weights")
+def weights_command(
+    cluster: Name,
+    as_json: AsJson = False,
+    root: Annotated[Path | None, typer.Option("--root", help="folder that relative paths start at")] = None,
+    inventories: Inventories = None,
+) -> None:
+    """Compares the weights with their manifest and with model.yml. Touches nothing."""
+    try:
+        found = api.load_checked(cluster, inventories)
+    except ConfigError as error:
+        raise fail(error.problems, as_json) from None
+    problems = weights.check_weights(found, root or api.repository())
+    if problems:
+        raise fail(problems, as_json)
+    if as_json:
+        _print_json({"ok": True, "problems": []})
+        return
+    out.print(f"{cluster}: weights in {found.model.path} are complete and intact", highlight=False)
+
+
+@app.command("rules")
+def rules_command(
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="the text of docs/rules.md")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Lists the rules."""
+    if as_markdown:
+        print(rules.markdown(), end="")
+        return
+    if as_json:
+        _print_json(rules.as_dicts())
+        return
+    table = Table("id", "name", "must hold", "checked")
+    for rule in rules.RULES:
+        table.add_row(rule.id, rule.name, Text(rule.message), Text(WHERE_TEXT[rule.where]))
+    out.print(table)
+
+
+@app.command("keys")
+def keys_command(
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="the text of docs/configuration.md")] = False,
+) -> None:
+    """Lists every key of the cluster files."""
+    text = reference.markdown()
+    if as_markdown:
+        print(text, end="")
+    else:
+        out.print(Markdown(text))
+
+
+def main() -> None:
+    """Runs the commands: a file system error is a message, not a traceback."""
+    try:
+        app()
+    except OSError as error:
+        err.print(Text(f"{error.filename or ''}: {error.strerror or error}; nothing was changed.", style="red"))
+        sys.exit(BAD_INPUT)

@@ -1,0 +1,133 @@
+"""`mtpctl`: the inventory commands of app.py, and those for a deployed cluster (canary, status, logs)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from mtp_runtime.cli import canary as canaries
+from mtp_runtime.cli.app import app, err
+from mtp_runtime.cli.app import main as run_app
+from mtp_runtime.cli.deployed import Deployed, NotDeployed
+from mtp_runtime.metrics.plan import PlanError
+
+# Ansible shows this output too: no colours and a fixed width where it is no terminal.
+out = Console(width=None if Console().is_terminal else 110)
+BAD_INPUT, RED = 2, 1
+Name = Annotated[str, typer.Argument(metavar="CLUSTER", help="name of a deployed cluster")]
+
+
+def _find(cluster: str) -> Deployed:
+    try:
+        return Deployed.find(cluster)
+    except (NotDeployed, PlanError) as error:
+        err.print(Text(str(error), style="red"), soft_wrap=True)
+        raise typer.Exit(BAD_INPUT) from None
+
+
+@app.command()
+def canary(
+    cluster: Name, as_json: Annotated[bool, typer.Option("--json", help="machine-readable output")] = False
+) -> None:
+    """Sends one completion through the front and proves that every part took part. Exit code 1 when it is red."""
+    deployed = _find(cluster)
+    report = canaries.run(deployed)
+    canaries.write_report(report, deployed.folder / "reports")
+    if as_json:
+        print(json.dumps(report.as_dict(), indent=2))
+    else:
+        _print_report(report, deployed)
+    if not report.green:
+        raise typer.Exit(RED)
+
+
+def _print_report(report: canaries.Report, deployed: Deployed) -> None:
+    if not report.green:
+        out.print(Text(f"{report.cluster}: the canary is red"))
+        for check in report.checks:
+            if not check.ok:
+                out.print(Text(f"  {check.name}: {check.detail}"), soft_wrap=True)
+                out.print(Text(f"  read {check.log}"), soft_wrap=True)
+        return
+    table = Table(show_header=False, title=f"{report.cluster}: the canary is green")
+    for row in canaries.summary(report, deployed):
+        table.add_row(*map(Text, row))
+    out.print(table)
+
+
+@app.command()
+def status(clusters: Annotated[list[str] | None, typer.Argument(metavar="[CLUSTER]...")] = None) -> None:
+    """Shows the programs of each cluster, their health and the MTP state. Exit code 1 when one is not healthy."""
+    if not clusters:
+        out.print("no cluster is deployed here; start with make deploy CLUSTER=local")
+        return
+    sick = False
+    for name in clusters:
+        deployed = _find(name)
+        programs = deployed.programs()
+        if programs is None:
+            out.print(Text(f"{name}: its supervisor does not run; make deploy CLUSTER={name} starts it again"))
+            sick = True
+            continue
+        sick |= _print_status(deployed, programs)
+    if sick:
+        raise typer.Exit(RED)
+
+
+def _print_status(deployed: Deployed, programs: list[dict[str, object]]) -> bool:
+    """One table; True when something is not healthy."""
+    plan, sick = deployed.plan, False
+    urls = {engine.instance: f"{engine.url}/health" for engine in plan.engines}
+    urls |= {"prometheus": f"http://{plan.prometheus}/-/ready", "exporter": f"http://{plan.exporter}/metrics"}
+    table = Table("program", "state", "health", "since", title=f"{plan.cluster}   API http://{plan.front}/v1")
+    for program in programs:
+        name = str(program["name"])
+        if name == "front":
+            answer = canaries.call(f"http://{plan.front}/readiness", deployed.key(), timeout_s=5)
+        elif name in urls:
+            answer = canaries.call(urls[name], None, timeout_s=5)
+        else:
+            answer = None
+        well = program["statename"] == "RUNNING" and (answer is None or answer.status == 200)
+        health = "-" if answer is None else "healthy" if answer.status == 200 else f"HTTP {answer.status}"
+        table.add_row(name, str(program["statename"]), health, str(program["description"]))
+        sick |= not well
+    out.print(table)
+    state = f"on, K = {plan.k}" if plan.mtp_enabled else "off"
+    out.print(f"MTP {state}; last canary: {_last_canary(deployed.folder)}", highlight=False)
+    return sick
+
+
+def _last_canary(folder: Path) -> str:
+    try:
+        found = json.loads((folder / "reports" / "canary.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return "none"
+    rate, tpot = found.get("acceptance_rate"), found.get("tpot_seconds")
+    parts = ["green" if found.get("green") else "red"]
+    parts += [f"acceptance {rate:.1%}"] if rate is not None else []
+    parts += [f"TPOT {tpot * 1000:.1f} ms"] if tpot is not None else []
+    return ", ".join(parts)
+
+
+@app.command()
+def logs(
+    cluster: Name, lines: Annotated[int, typer.Option("--lines", "-n", min=1, help="lines of each log")] = 20
+) -> None:
+    """Prints the end of every log."""
+    deployed = _find(cluster)
+    for path in sorted((deployed.folder / "logs").glob("*.log")):
+        out.rule(Text(str(path)))
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:]:
+            out.print(Text(line), soft_wrap=True)
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    run_app()

@@ -1,0 +1,1 @@
+"""Cluster files -> checked cluster -> plan. Imports no engine."""

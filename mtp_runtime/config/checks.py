@@ -1,0 +1,290 @@
+"""The checks behind the serving rules: each yields what breaks its rule in a cluster. Pure."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from mtp_runtime import releases
+
+from .placement import Rank, hosts_per_group, ranks_per_host
+from .problems import KeyPath
+from .schema import GROUPS, ROLES, Cluster, Role
+from .sizes import block_bytes, kv_cache_bytes, request_blocks
+
+TND_MAX_QUERY = 16
+FULL_GRAPHS = ("FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE")
+K_KEY: KeyPath = ("mtp", "num_speculative_tokens")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What is wrong, at which key (path into the merged files)."""
+
+    key: KeyPath
+    message: str
+
+
+def serving_key(cluster: Cluster, role: Role, *keys: str) -> KeyPath:
+    """Path of a serving key as it is in force for a role: the role's own entry when it has one."""
+    over = getattr(cluster.serving, role)
+    if over and keys[0] in over.model_fields_set:
+        return ("serving", role, *keys)
+    return ("serving", *keys)
+
+
+def decoding_roles(cluster: Cluster) -> list[Role]:
+    """Active roles that decode, so have drafts of their own."""
+    return [role for role in cluster.active_roles() if role != "prefill"]
+
+
+def uses_full_graph(cluster: Cluster, role: Role) -> bool:
+    """A whole step is one graph."""
+    serving = cluster.role_serving(role)
+    mode = serving.compilation_config.cudagraph_mode if serving.compilation_config else None
+    return mode in FULL_GRAPHS and not serving.enforce_eager
+
+
+def k_when_on(cluster: Cluster, ranks: list[Rank]) -> Iterator[Finding]:
+    """R02: MTP on with nothing to draft."""
+    if cluster.mtp.enabled and cluster.mtp.num_speculative_tokens < 1:
+        yield Finding(K_KEY, "MTP is on but K is 0: decode would draft nothing while prefill drafts.")
+
+
+def tnd_limit(cluster: Cluster, ranks: list[Rank]) -> Iterator[Finding]:
+    """R03. A value written for later, with MTP off, must hold too: switching on must not need a second edit."""
+    k = cluster.mtp.num_speculative_tokens
+    if k + 1 > TND_MAX_QUERY:
+        yield Finding(K_KEY, f"K = {k} gives {k + 1} query tokens a request; at most {TND_MAX_QUERY} fit.")
+
+
+def capture_sizes(cluster: Cluster, ranks: list[Rank]) -> Iterator[Finding]:
+    """R04."""
+    for role in cluster.active_roles():
+        serving, step = cluster.role_serving(role), cluster.draft_tokens(role) + 1
+        config = serving.compilation_config
+        if config is None or not config.cudagraph_capture_sizes or not uses_full_graph(cluster, role):
+            continue
+        key = serving_key(cluster, role, "compilation_config", "cudagraph_capture_sizes")
+        for size in config.cudagraph_capture_sizes:
+            if size % step:
+                yield Finding(key, f"capture size {size} of {role} is no multiple of K + 1 = {step}.")
+            elif serving.max_num_seqs and size > serving.max_num_seqs * step:
+                most = serving.max_num_seqs * step
+                yield Finding(key, f"capture size {size} of {role} is above {most} = slots x (K + 1).")
+            if config.max_cudagraph_capture_size and size > config.max_cudagraph_capture_size:
+                most = config.max_cudagraph_capture_size
+                yield Finding(key, f"capture size {size} of {role} is above the maximum {most}; it would be dropped.")
+
+
+def batched_tokens(cluster: Cluster, ranks: list[Rank]) -> Iterator[Finding]:
+    """R06."""
+    for role in decoding_roles(cluster):
+        serving, step = cluster.role_serving(role), cluster.draft_tokens(role) + 1
+        slots, tokens = serving.max_num_seqs, serving.max_num_batched_tokens
+        if slots and tokens and tokens < slots * step:
+            key = serving_key(cluster, role, "max_num_batched_tokens")
+            yield Finding(key, f"max_num_batched_tokens {tokens} of {role} is below {slots} slots x {step} tokens.")
+
+
+def rank_cover(cluster: Cluster, ranks: list[Rank]) -> Iterator[Finding]:
+    """R08, before placing: whole groups and enough devices."""
+    devices = cluster.topology.devices_per_host
+    for role in cluster.active_roles():
+        topology, hosts = cluster.role_topology(role), cluster.host_names(role)
+        assert topology is not None
+        span = hosts_per_group(cluster, role)
+        if len(hosts) % span:
+            message = f"{role}: dp {topology.dp} x tp {topology.tp} needs {span} hosts a group, not {len(hosts)}."
+            yield Finding(("topology", role, "dp"), message)
+        if span > 1 and topology.dp % ranks_per_host(cluster, role):
+            message = f"{role}: dp {topology.dp} does not fill {span} hosts of {ranks_per_host(cluster, role)} ranks."
+            yield Finding(("topology", role, "dp"), message)
+        if devices is not None and topology.tp > devices:
+            message = f"{role}: tp {topology.tp} is more than the {devices} devices of a host."
+            yield Finding(("topology", role, "tp"), message)
+    used: dict[str, int] = {}
+    for rank in ranks:
+        used[rank.host] = used.get(rank.host, 0) + len(rank.devices)
+    for host, count in used.items():
+        if devices is not None and count > devices:
+            message = f"the ranks on {host} need {count} devices; it has {devices}."
+            yield Finding(("topology", "devices_per_host"), message)
+
+
+def schedulers(cluster: Cluster, ranks: list[Rank]) -> Iterator[Finding]:
+    """R09."""
+    for role in cluster.active_roles():
+        config = cluster.role_serving(role).additional_config
+        if config and config.recompute_scheduler_enable and role != "decode":
+            key = serving_key(cluster, role, "additional_config", "recompute_scheduler_enable")
+            yield Finding(key, f"recompute_scheduler_enable is set for {role}.")
+        if config and config.enable_balance_scheduling and role != "single":
+            key = serving_key(cluster, role, "additional_config", "enable_balance_scheduling")
+            yield Finding(key, f"enable_balance_scheduling is set for {role} of a P/D cluster.")
+
+
+def finegrained_tp(cluster: Cluster, ranks: list[Rank]) -> Iterator[Finding]:
+    """R10."""
+    for role in cluster.active_roles():
+        serving, topology = cluster.role_serving(role), cluster.role_topology(role)
+        config = serving.additional_config.finegrained_tp_config if serving.additional_config else None
+        if config is None or topology is None:
+            continue
+        base = serving_key(cluster, role, "additional_config", "finegrained_tp_config")
+        if size := config.lmhead_tensor_parallel_size:
+            key = (*base, "lmhead_tensor_parallel_size")
+            if not cluster.model.moe:
+                yield Finding(key, "lmhead_tensor_parallel_size is for models with experts only.")
+            if topology.dp % size:
+                yield Finding(key, f"dp {topology.dp} of {role} is no multiple of {size}.")
+        if config.oproj_tensor_parallel_size:
+            key = (*base, "oproj_tensor_parallel_size")
+            if role != "decode" or topology.tp != 1 or serving.enforce_eager:
+                message = f"oproj_tensor_parallel_size needs decode, tp 1 and graphs; {role} has tp {topology.tp}, "
+                yield Finding(key, message + f"enforce_eager {bool(serving.enforce_eager)}.")
+
+
+def shared_expert_overlap(cluster: Cluster, ranks: list[Rank]) -> Iterator[Finding]:
+    """R11."""
+    for role in cluster.active_roles():
+        config, topology = cluster.role_serving(role).additional_config, cluster.role_topology(role)
+        if config is None or topology is None or not config.multistream_overlap_shared_expert:
+            continue
+        if topology.tp != 1 and not config.enable_shared_expert_dp:
+            key = serving_key(cluster, role, "additional_config", "multistream_overlap_shared_expert")
+            yield Finding(key, f"{role} has tp {topology.tp} and no enable_shared_expert_dp.")
+
+
+def padded_drafter(cluster: Cluster, ranks: list[Rank]) -> Iterator[Finding]:
+    """R17."""
+    if not (cluster.mtp.enabled and cluster.mtp.disable_padded_drafter_batch):
+        return
+    for role in cluster.active_roles():
+        if uses_full_graph(cluster, role):
+            key = ("mtp", "disable_padded_drafter_batch")
+            yield Finding(key, f"disable_padded_drafter_batch together with a full graph on {role}.")
+
+
+def method(cluster: Cluster, ranks: list[Rank]) -> Iterator[Finding]:
+    """R19."""
+    name, key = cluster.mtp.method, ("mtp", "method")
+    known = releases.find(cluster.topology.engine, cluster.topology.release)
+    if name not in releases.METHODS:
+        valid = ", ".join(known.methods if known else releases.METHODS)
+        yield Finding(key, f"unknown method {name!r}; valid: {valid}.")
+    elif known and name not in known.methods:
+        message = f"method {name!r} does not run on {known.engine} {known.version}; "
+        yield Finding(key, message + f"valid: {', '.join(known.methods)}.")
+
+
+def model_len(cluster: Cluster, ranks: list[Rank]) -> Iterator[Finding]:
+    """R20. Where the scheduler gives no draft past max_model_len, the model needs positions for that many only."""
+    model, key = cluster.model, ("model", "max_model_len")
+    found = releases.find(cluster.topology.engine, cluster.topology.release)
+    beyond = 0 if found is None or found.clamps_drafts else cluster.draft_tokens("decode")
+    limit = model.max_position_embeddings
+    if limit and model.max_model_len + beyond > limit:
+        extra = f" plus {beyond} drafts" if beyond else ""
+        yield Finding(key, f"max_model_len {model.max_model_len}{extra} is above the model's {limit} positions.")
+    size = block_bytes(cluster)
+    for role in cluster.active_roles():
+        k = cluster.draft_tokens(role)
+        if model.max_model_len <= k + 1:
+            yield Finding(key, f"max_model_len {model.max_model_len} leaves no room for {k} drafts on {role}.")
+        given = kv_cache_bytes(cluster, role)
+        need = None if size is None else (request_blocks(cluster, role) + 1) * size
+        if given is not None and need is not None and given < need:
+            message = f"{given} bytes hold no request of {model.max_model_len} tokens and {k} drafts on {role}; "
+            yield Finding(serving_key(cluster, role, "kv_cache_bytes"), message + f"{need} are needed.")
+
+
+def pd_connector(cluster: Cluster, ranks: list[Rank]) -> Iterator[Finding]:
+    """R31."""
+    has = {role: bool(cluster.host_names(role) or cluster.role_topology(role)) for role in ROLES}
+    key, connector = ("topology", "connector"), cluster.topology.connector
+    if has["single"] and (has["prefill"] or has["decode"]):
+        yield Finding(("topology", "single"), "single and prefill/decode in one cluster.")
+    elif has["prefill"] != has["decode"]:
+        missing = "decode" if has["prefill"] else "prefill"
+        yield Finding(("topology", missing), f"{missing} is missing; prefill and decode come together.")
+    elif has["prefill"] and connector is None:
+        yield Finding(key, "prefill and decode without a connector: no KV would be handed over.")
+    elif has["single"] and connector is not None:
+        yield Finding(key, f"connector {connector} without prefill and decode.")
+    elif not any(has.values()):
+        yield Finding(("topology",), "nothing to serve: no prefill and decode, and no single.")
+
+
+def groups(cluster: Cluster, ranks: list[Rank]) -> Iterator[Finding]:
+    """R32."""
+    for role in ROLES:
+        hosts, layout = cluster.host_names(role), cluster.role_topology(role)
+        if hosts and layout is None:
+            yield Finding(("topology", role), f"group {role} has hosts, but topology.{role} is missing.")
+        if layout is not None and not hosts:
+            yield Finding(("hosts", "all", "children", role), f"topology.{role} is set, but group {role} has no hosts.")
+    for group in ("router", "monitoring"):
+        count = len(cluster.host_names(group))
+        if count != 1:
+            yield Finding(("hosts", "all", "children", group), f"group {group} needs one host; {count} are listed.")
+    for host in cluster.hosts.all.hosts:
+        if not any(host in cluster.host_names(group) for group in GROUPS):
+            yield Finding(("hosts", "all", "hosts", host), f"host {host} is in no group.")
+
+
+def release(cluster: Cluster, ranks: list[Rank]) -> Iterator[Finding]:
+    """R33."""
+    topology = cluster.topology
+    found = releases.find(topology.engine, topology.release)
+    if found is None:
+        known = ", ".join(releases.versions(topology.engine))
+        message = f"release {topology.release!r} of {topology.engine} is not known; valid: {known}."
+        yield Finding(("topology", "release"), message)
+        return
+    if topology.connector and topology.connector not in found.connectors:
+        message = f"{topology.connector} does not run on {found.engine}; valid: {', '.join(found.connectors)}."
+        yield Finding(("topology", "connector"), message)
+    if found.engine == "vllm-ascend" and topology.devices_per_host is None:
+        yield Finding(("topology", "devices_per_host"), "vllm-ascend needs devices_per_host (16 on an A3 node).")
+    for role in cluster.active_roles():
+        layout = cluster.role_topology(role)
+        for name, most in (("dp", found.max_dp), ("tp", found.max_tp)):
+            size = getattr(layout, name)
+            if most and size > most:
+                message = f"{role} has {name} {size}; {found.engine} {found.version} runs {name} {most} only."
+                yield Finding(("topology", role, name), message)
+        if cluster.topology.expert_parallel and not cluster.model.moe:
+            yield Finding(("topology", "expert_parallel"), "expert_parallel with a model without experts.")
+
+
+def whole_prompt(cluster: Cluster, ranks: list[Rank]) -> Iterator[Finding]:
+    """R34."""
+    found = releases.find(cluster.topology.engine, cluster.topology.release)
+    if found is None or found.chunked_prefill:
+        return
+    for role in cluster.active_roles():
+        tokens = cluster.role_serving(role).max_num_batched_tokens
+        if tokens is None or tokens < cluster.model.max_model_len:
+            key = serving_key(cluster, role, "max_num_batched_tokens")
+            message = f"max_num_batched_tokens {tokens} of {role} is below max_model_len {cluster.model.max_model_len}."
+            yield Finding(key, message)
+
+
+def kv_bytes(cluster: Cluster, ranks: list[Rank]) -> Iterator[Finding]:
+    """R35."""
+    for role in cluster.active_roles():
+        serving = cluster.role_serving(role)
+        key = serving_key(cluster, role, "kv_cache_bytes")
+        if serving.kv_cache_bytes is None and cluster.topology.engine == "vllm-cpu":
+            yield Finding(key, f"kv_cache_bytes of {role} is missing; the engine would take whole GiB.")
+        if serving.kv_cache_bytes == "auto" and kv_cache_bytes(cluster, role) is None:
+            message = f"auto of {role} needs model.num_hidden_layers, a stated model.dtype and max_num_seqs."
+            yield Finding(key, message)
+
+
+def draft_model(cluster: Cluster, ranks: list[Rank]) -> Iterator[Finding]:
+    """R38."""
+    mtp, key = cluster.mtp, ("mtp", "draft_model")
+    if mtp.method in releases.DRAFT_MODEL_METHODS and not mtp.draft_model:
+        yield Finding(key, f"method {mtp.method} needs draft_model.")
+    elif mtp.method not in releases.DRAFT_MODEL_METHODS and mtp.draft_model:
+        yield Finding(key, f"method {mtp.method} drafts with the model itself; draft_model would be ignored.")

@@ -1,0 +1,80 @@
+"""Rules that need more than the inventory: the weights' files (`mtpctl weights`) and the host (the preflight role)."""
+
+from .rule import Rule
+
+HOST_RULES = (
+    Rule(
+        "H01",
+        "manifest",
+        'the manifest exists and is JSON of the form {"files": {name: sha256}}',
+        "ours",
+        "restore the manifest (it ships with the weights)",
+        "weights",
+    ),
+    Rule(
+        "H02",
+        "weights-present",
+        "every file the manifest names is there",
+        "ours",
+        "copy the weights again, or run `make model`",
+        "weights",
+    ),
+    Rule(
+        "H03",
+        "weights-intact",
+        "every file has the SHA-256 the manifest names",
+        "ours",
+        "copy the weights again, or run `make model`",
+        "weights",
+    ),
+    Rule(
+        "H04",
+        "mtp-layer",
+        "with MTP on by the model's own layer, config.json has num_nextn_predict_layers >= 1",
+        "DeepSeek-V3 configuration",
+        "use weights with an MTP layer, or switch MTP off",
+        "weights",
+    ),
+    Rule(
+        "H05",
+        "model-shape",
+        "config.json agrees with model.yml: num_hidden_layers, max_position_embeddings",
+        "ours: the KV cache is sized from model.yml",
+        "correct model.yml",
+        "weights",
+    ),
+    Rule(
+        "H10",
+        "port-held",
+        "every port of the plan is free on its host, or held by the cluster's own process",
+        "ours",
+        "stop the program that holds the port, or choose another port at the named key",
+        "host",
+    ),
+    Rule(
+        "H11",
+        "disk",
+        "the disk has room for what is installed and written",
+        "ours; sizes in ansible/roles/preflight/defaults",
+        "free disk space",
+        "host",
+    ),
+    Rule(
+        "H12",
+        "memory",
+        "the memory holds every rank with its KV cache, and the services beside them",
+        "ours; sizes in ansible/roles/preflight/defaults",
+        "lower kv_cache_bytes, max_num_seqs or max_model_len, or free memory",
+        "host",
+    ),
+    Rule("H13", "python", "the host's Python is the one the lock files are for", "requirements/", "install it", "host"),
+    Rule(
+        "H14",
+        "tools",
+        "the tools and shared libraries that the installation needs are there",
+        "Debian 12",
+        "use Debian 12, or install them",
+        "host",
+    ),
+    Rule("H15", "platform", "system and machine are those the lock files are for", "requirements/", "use one", "host"),
+)

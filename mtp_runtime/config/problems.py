@@ -1,0 +1,43 @@
+"""What is wrong with a cluster file: where, which rule, and what to do."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+KeyPath = tuple[str | int, ...]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One broken rule at one place. file is as the operator can open it; line is 1-based, 0 = unknown."""
+
+    rule: str
+    file: str
+    key: str
+    message: str
+    remedy: str
+    line: int = 0
+
+    def text(self) -> str:
+        """`file:line key [rule] message. Remedy.`"""
+        place = f"{self.file}:{self.line}" if self.line else self.file
+        return f"{place}: {self.key}: [{self.rule}] {self.message} Remedy: {self.remedy}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """For --json."""
+        return asdict(self)
+
+
+class ConfigError(Exception):
+    """A cluster that must not be used; carries every problem found."""
+
+    def __init__(self, problems: list[Problem]):
+        super().__init__("\n".join(p.text() for p in problems))
+        self.problems = problems
+
+
+def dotted(path: KeyPath) -> str:
+    """('a', 'b', 0) -> 'a.b[0]'."""
+    text = ""
+    for part in path:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
+    return text or "(file)"

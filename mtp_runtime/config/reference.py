@@ -1,0 +1,89 @@
+"""docs/configuration.md: every key of the cluster files, from the schema itself."""
+
+from typing import Any
+
+from .schema import Cluster
+
+HEAD = """# Configuration
+
+Generated from `mtp_runtime/config/schema.py` by `mtpctl keys --markdown`; do not edit.
+A cluster is a folder in `ansible/inventories`: `hosts.yml` and the files of `group_vars/all`. Each file of
+`group_vars/all` has one top-level key, its own name. Unknown keys are refused, values are not converted.
+A key without a default must be written.
+"""
+
+
+def markdown() -> str:
+    """The document."""
+    schema = Cluster.model_json_schema()
+    lines = [HEAD]
+    shown: dict[str, str] = {}
+    for section, field in schema["properties"].items():
+        if section == "name":
+            continue
+        file = "hosts.yml" if section == "hosts" else f"group_vars/all/{section}.yml"
+        model = _resolve(field, schema)
+        lines += [f"## {file}", "", "| Key | Value | Default | Meaning |", "|---|---|---|---|"]
+        lines += _rows(model, schema, () if section == "hosts" else (section,), shown)
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _rows(model: dict[str, Any], schema: dict[str, Any], path: tuple[str, ...], shown: dict[str, str]) -> list[str]:
+    """Table rows of a model; a nested model follows its own row the first time (shown: its name -> where)."""
+    rows = []
+    for name, field in model.get("properties", {}).items():
+        inner = _resolve(field, schema)
+        default = f"`{_plain(field['default'])}`" if "default" in field else "-"
+        text = field.get("description") or inner.get("description", "").splitlines()[:1]
+        meaning = text if isinstance(text, str) else "".join(text)
+        key = ".".join((*path, name))
+        below, inside = inner, (*path, name)
+        for entry in inner.get("patternProperties", {}).values():
+            below, inside = _resolve(entry, schema), (*path, name, "HOST")
+        title = below.get("title", "")
+        nested = "properties" in below
+        kind = f"keys as in `{shown[title]}`" if nested and title in shown else _kind(field, schema)
+        rows.append(f"| `{key}` | {kind} | {default} | {meaning.replace('|', '/')} |")
+        if nested and title not in shown:
+            shown[title] = ".".join(inside)
+            rows += _rows(below, schema, inside, shown)
+    return rows
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "null" if value is None else "{}" if value == {} else str(value)
+
+
+def _resolve(field: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
+    """The model behind a reference, `null` alternatives left out."""
+    for option in field.get("anyOf", (field,)):
+        if "$ref" in option:
+            return dict(schema["$defs"][option["$ref"].rsplit("/", 1)[1]])
+        if option.get("type") == "object":
+            return dict(option)
+    return field
+
+
+def _kind(field: dict[str, Any], schema: dict[str, Any]) -> str:
+    """Type and limits in a few words."""
+    return " or ".join(_option(option, schema) for option in field.get("anyOf", (field,)))
+
+
+def _option(option: dict[str, Any], schema: dict[str, Any]) -> str:
+    if "enum" in option or "const" in option:
+        return ", ".join(f"`{value}`" for value in option.get("enum", [option.get("const")]))
+    if "$ref" in option or option.get("type") == "object":
+        return "keys below"
+    limits = [f"{sign} {option[name]}" for name, sign in _LIMITS if name in option]
+    kind = {"boolean": "true or false", "string": "text", "array": "list", "number": "number"}.get(
+        option["type"], option["type"]
+    )
+    if option["type"] == "array":
+        kind += f" of {_option(option['items'], schema)}"
+    return f"{kind} {', '.join(limits)}".strip()
+
+
+_LIMITS = (("minimum", ">="), ("exclusiveMinimum", ">"), ("maximum", "<="), ("exclusiveMaximum", "<"))

@@ -1,0 +1,306 @@
+"""The one list of rules a cluster must meet; the validator, the preflight, docs/rules.md and the tests read it.
+
+Ids: C = shape of the files, R = serving rules (R30 and up are ours, the lower ones are numbered as their sources were
+collected), H = checks on a host or its files that need more than the inventory.
+"""
+
+from typing import Any
+
+from . import checks, plan_checks, ports
+from .checks import Finding
+from .host_rules import HOST_RULES
+from .load import REMEDIES, Places
+from .placement import place
+from .problems import Problem, dotted
+from .render import render
+from .rule import WHERE_TEXT, Rule
+from .schema import Cluster
+
+FILE_RULES = tuple(
+    Rule(id, name, message, "schema.py", REMEDIES[id], "files")
+    for id, name, message in (
+        ("C01", "unknown-key", "every key and file of an inventory is known"),
+        ("C02", "wrong-type", "every value has the type of its key; nothing is converted"),
+        ("C03", "out-of-range", "every value lies within the limits of its key"),
+        ("C04", "missing-file", "hosts.yml and the files of group_vars/all exist and can be read"),
+        ("C05", "duplicate-key", "a key is written once"),
+        ("C06", "yaml-syntax", "the files are valid YAML"),
+        ("C07", "missing-key", "every required key is there"),
+    )
+)
+SERVING_RULES = (
+    Rule(
+        "R01",
+        "kv-port-range",
+        "Mooncake: kv_port >= 20000 + 1000 x devices of a host; kv_port .. kv_port + devices is used by nothing else",
+        "vllm-ascend#6455, #8938, #16237",
+        "set kv_port to 36000 or more on a host with 16 devices, clear of every other port of that host",
+        check=ports.kv_port_range,
+    ),
+    Rule(
+        "R02",
+        "prefill-k",
+        "with MTP on, D (and single) has K >= 1 and P has K = 1; off means off on every rank",
+        "vllm-ascend P/D documentation; vLLM 0.32 refuses the hand-off otherwise (NIXL compatibility hash)",
+        "choose K >= 1, or set enabled: false to switch MTP off (make mtp K=0)",
+        check=checks.k_when_on,
+        check_plan=plan_checks.k_per_role,
+    ),
+    Rule(
+        "R03",
+        "tnd-limit",
+        "K + 1 <= 16",
+        "TND decode limit of npu_fused_infer_attention_score (vllm-ascend mla_v1.py, attention_v1.py)",
+        "choose K between 1 and 15",
+        check=checks.tnd_limit,
+    ),
+    Rule(
+        "R04",
+        "capture-multiple",
+        "full-graph capture sizes are n x (K + 1) with 1 <= n <= slots, and none lies above the stated maximum",
+        "vllm-ascend#3909, #5637, #4986; vLLM#37865",
+        "list multiples of K + 1 only, and raise max_cudagraph_capture_size to the largest",
+        check=checks.capture_sizes,
+    ),
+    Rule(
+        "R05",
+        "pd-single-graph",
+        "P/D with slack padding and a whole-step graph has exactly one graph size, which holds the slack slots",
+        "the MTP article; vllm-ascend#3566",
+        "-",
+        where="later",
+    ),
+    Rule(
+        "R06",
+        "batched-tokens",
+        "on D and single: max_num_batched_tokens >= slots x (K + 1)",
+        "vllm-ascend#13439",
+        "raise max_num_batched_tokens, or lower max_num_seqs or K",
+        check=checks.batched_tokens,
+    ),
+    Rule(
+        "R07",
+        "kv-extra-config",
+        "the P and D sizes in the KV transfer config equal the real ones on every rank",
+        "vllm-ascend#8442, #8344",
+        "report it: the renderer wrote a plan that contradicts itself",
+        check_plan=plan_checks.kv_extra_config,
+    ),
+    Rule(
+        "R08",
+        "rank-cover",
+        "a host has the devices its ranks need; hosts fill whole groups; ranks cover 0..dp-1, one RPC address a group",
+        "vllm-ascend P/D documentation",
+        "make hosts x devices equal groups x dp x tp",
+        check=checks.rank_cover,
+        check_plan=plan_checks.rank_cover,
+    ),
+    Rule(
+        "R09",
+        "recompute-scheduler",
+        "recompute_scheduler_enable only on D; enable_balance_scheduling only without P/D",
+        "vllm-ascend platform.py",
+        "move the key to serving.decode, or remove it",
+        check=checks.schedulers,
+    ),
+    Rule(
+        "R10",
+        "lmhead-tp",
+        "lmhead_tensor_parallel_size: MoE only, divides dp; oproj_tensor_parallel_size: D only, tp 1, graphs on",
+        "vllm-ascend additional_config.md",
+        "choose a size that divides dp, or remove the key",
+        check=checks.finegrained_tp,
+    ),
+    Rule(
+        "R11",
+        "shared-expert-overlap",
+        "multistream_overlap_shared_expert needs tp 1 or enable_shared_expert_dp",
+        "vllm-ascend#12245",
+        "add enable_shared_expert_dp: true or remove multistream_overlap_shared_expert",
+        check=checks.shared_expert_overlap,
+    ),
+    Rule(
+        "R12",
+        "quant-manifest",
+        "the weights match their manifest; quant_model_description.json covers the MTP layer",
+        "vllm-ascend#5794, #2296, #4093",
+        "copy the weights again; use weights that were quantised together with their MTP layer",
+        "weights",
+    ),
+    Rule("R13", "mla-heads", "heads / KV heads is 32, 64 or 128 for graphs with MLA", "vllm-ascend FAQ", "-", "later"),
+    Rule(
+        "R14",
+        "no-skew",
+        "one version for all P and D of a pair",
+        "llm-d operations guide",
+        "topology.release holds for all ranks of a cluster",
+        "construction",
+    ),
+    Rule(
+        "R15",
+        "memory-headroom",
+        "the memory fraction leaves room for the drafter and its buffers",
+        "vllm-ascend#15467, #7907",
+        "-",
+        "later",
+    ),
+    Rule(
+        "R16",
+        "hash-seed",
+        "PYTHONHASHSEED is equal everywhere when a KV pool is used",
+        "vllm-ascend kv_pool.md",
+        "no KV pool can be configured",
+        "construction",
+    ),
+    Rule(
+        "R17",
+        "padded-drafter",
+        "disable_padded_drafter_batch is refused with a full graph",
+        "vllm-ascend#11338",
+        "remove disable_padded_drafter_batch, or use PIECEWISE or enforce_eager on D",
+        check=checks.padded_drafter,
+    ),
+    Rule("R18", "scheduler-mode", "scheduler version per release", "the MTP article", "-", "later"),
+    Rule(
+        "R19",
+        "method",
+        "method is one of ngram, eagle, eagle3, mtp, deepseek_mtp, and the release has it",
+        "vLLM speculative decoding guide",
+        "choose one of the methods named in the message",
+        check=checks.method,
+    ),
+    Rule(
+        "R20",
+        "model-len",
+        "max_model_len leaves room for K drafts at the last position: in the KV cache and in the model's positions",
+        "vllm-ascend#9688",
+        "lower max_model_len or K, or raise kv_cache_bytes",
+        check=checks.model_len,
+    ),
+    Rule("R21", "slack-possible", "slack padding needs K <= 14", "sum of query lengths, TND limit", "-", "later"),
+    Rule(
+        "R30",
+        "port-unique",
+        "no two listeners of a cluster share an address and port",
+        "bind(2)",
+        "give one of the two another port",
+        check=ports.unique_ports,
+    ),
+    Rule(
+        "R31",
+        "pd-connector",
+        "prefill and decode come together and need a connector; single and prefill/decode exclude each other",
+        "vLLM disaggregated prefill documentation",
+        "use prefill + decode + connector, or single with connector: null",
+        check=checks.pd_connector,
+    ),
+    Rule(
+        "R32",
+        "groups",
+        "a role has hosts and a layout in topology.yml or neither; router and monitoring have one host each",
+        "ours",
+        "list hosts in the group, or remove the role",
+        check=checks.groups,
+    ),
+    Rule(
+        "R33",
+        "release",
+        "the release is known, and its engine has the connector, dp and tp asked for",
+        "mtp_runtime/releases.py; DP 2 on CPU dies at the first request (all_gatherv)",
+        "choose one of the values named in the message",
+        check=checks.release,
+    ),
+    Rule(
+        "R34",
+        "whole-prompt",
+        "an engine without chunked prefill needs max_num_batched_tokens >= max_model_len",
+        "vLLM scheduler configuration; CPU MLA switches chunked prefill off",
+        "raise max_num_batched_tokens to max_model_len",
+        check=checks.whole_prompt,
+    ),
+    Rule(
+        "R35",
+        "kv-bytes",
+        "kv_cache_bytes: auto needs num_hidden_layers, max_num_seqs and dtype; the CPU engine needs kv_cache_bytes",
+        "ours (slots x context x layers x width)",
+        "state the missing value, or write the bytes",
+        check=checks.kv_bytes,
+    ),
+    Rule(
+        "R36",
+        "transport-port",
+        "a rank has the port its connector needs (Mooncake: kv_port, NIXL: side_channel_port); dp > 1 needs rpc_port",
+        "vLLM and vllm-ascend connector documentation",
+        "add the port to topology.yml or to the host",
+        check=ports.transport_ports,
+    ),
+    Rule(
+        "R37",
+        "host-overrides",
+        "a host in several engine groups has no rank_port, kv_port or side_channel_port of its own",
+        "ours: it would not say which role it means",
+        "put the port into topology.yml",
+        check=ports.host_overrides,
+    ),
+    Rule(
+        "R38",
+        "draft-model",
+        "eagle and eagle3 need draft_model, the other methods refuse it",
+        "vLLM speculative decoding guide",
+        "add or remove mtp.draft_model",
+        check=checks.draft_model,
+    ),
+)
+RULES: tuple[Rule, ...] = FILE_RULES + SERVING_RULES + HOST_RULES
+
+
+def get(rule_id: str) -> Rule:
+    """A rule by id. Errors: KeyError."""
+    return {rule.id: rule for rule in RULES}[rule_id]
+
+
+def check_cluster(cluster: Cluster, places: Places) -> list[Problem]:
+    """Everything that breaks a rule, all at once; the plan's own rules run once the cluster's hold."""
+    ranks = place(cluster)
+    problems = [
+        _problem(rule, finding, places) for rule in RULES if rule.check for finding in rule.check(cluster, ranks)
+    ]
+    if not problems:
+        problems = [_problem(rule, finding, places) for rule, finding in check_plan(render(cluster))]
+    return sorted(problems, key=lambda p: (p.file, p.line, p.rule, p.key))
+
+
+def check_plan(plan: dict[str, Any]) -> list[tuple[Rule, Finding]]:
+    """Rules over a rendered plan: they read the command lines themselves and so also guard the renderer."""
+    return [(rule, finding) for rule in RULES if rule.check_plan for finding in rule.check_plan(plan)]
+
+
+def _problem(rule: Rule, finding: Finding, places: Places) -> Problem:
+    file, line = places.find(finding.key)
+    path = finding.key[1:] if finding.key[:1] == ("hosts",) else finding.key
+    return Problem(rule.id, file, dotted(path), finding.message, rule.remedy, line)
+
+
+def as_dicts() -> list[dict[str, str]]:
+    """The list for --json: what the preflight and other tools may quote."""
+    names = ("id", "name", "message", "source", "remedy", "where")
+    return [{name: getattr(rule, name) for name in names} for rule in RULES]
+
+
+def markdown() -> str:
+    """docs/rules.md."""
+    lines = [
+        "# Rules",
+        "",
+        "Generated from `mtp_runtime/config/rules.py` by `mtpctl rules --markdown`; do not edit.",
+        "A broken rule stops `make deploy` before anything is changed, and the message names its id.",
+        "",
+    ]
+    head = ["| Id | Name | Must hold | Checked | What to do | Source |", "|---|---|---|---|---|---|"]
+    for title, rules in (("Files", FILE_RULES), ("Serving", SERVING_RULES), ("Weights and hosts", HOST_RULES)):
+        lines += [f"## {title}", "", *head]
+        for rule in rules:
+            cells = (rule.id, rule.name, rule.message, WHERE_TEXT[rule.where], rule.remedy, rule.source)
+            lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+        lines.append("")
+    return "\n".join(lines)

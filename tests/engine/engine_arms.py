@@ -1,0 +1,152 @@
+"""Real vLLM engines for the tests: one forked process an arm, the imports paid once.
+
+An engine takes a process for itself. The fork server imports vLLM, each arm is a fork of it, so an arm costs the
+model's start and not the imports.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import traceback
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+MODEL = os.environ.get("MTP_TEST_MODEL", "mtp_runtime/model/weights")
+PRELOAD = ["vllm.entrypoints.llm", "vllm.v1.worker.cpu_worker", "vllm.model_executor.models.deepseek_mtp"]
+LIMIT_S = 600
+MAX_MODEL_LEN = 512
+
+_BASE_ENV = {
+    "OMP_NUM_THREADS": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_PLUGINS": "mtp_runtime",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+}
+
+
+@dataclass
+class Run:
+    """Requests given to the engine together. sampling: keyword arguments of SamplingParams."""
+
+    prompts: list[list[int]]
+    sampling: dict[str, Any]
+
+
+@dataclass
+class Arm:
+    """One engine: its K, its environment, what it is asked."""
+
+    k: int
+    runs: list[Run] = field(default_factory=list)
+    env: dict[str, str] = field(default_factory=dict)
+
+
+def config() -> dict[str, Any]:
+    """The tested model's config.json."""
+    return json.loads((Path(MODEL) / "config.json").read_text())
+
+
+def start(arms: list[Arm]) -> list[dict[str, Any]]:
+    """Run the arms, one after the other; each result is what `_serve` returns, or {"error": traceback}."""
+    context = multiprocessing.get_context("forkserver")
+    os.environ.update(_BASE_ENV)  # before the fork server starts: thread counts are read at import
+    context.set_forkserver_preload(PRELOAD)
+    results = []
+    for arm in arms:
+        receiver, sender = context.Pipe(duplex=False)
+        process = context.Process(target=_child, args=(arm, sender))
+        process.start()
+        sender.close()
+        try:
+            results.append(receiver.recv() if receiver.poll(LIMIT_S) else {"error": f"no answer in {LIMIT_S} s"})
+        except EOFError:
+            process.join(10)
+            results.append({"error": f"the engine process died, exit code {process.exitcode}"})
+        process.terminate()  # only this arm's own process
+        process.join()
+    return results
+
+
+def _child(arm: Arm, sender: Any) -> None:
+    os.environ.update(arm.env)
+    try:
+        sender.send(_serve(arm))
+    except BaseException:
+        sender.send({"error": traceback.format_exc()})
+    finally:
+        sender.close()
+        os._exit(0)  # no interpreter shutdown: it would wait for the engine's helpers
+
+
+def _serve(arm: Arm) -> dict[str, Any]:
+    from vllm import LLM, SamplingParams
+
+    drafts = {"speculative_config": {"method": "mtp", "num_speculative_tokens": arm.k}} if arm.k else {}
+    llm = LLM(
+        model=MODEL,
+        dtype="float32",
+        enforce_eager=True,
+        skip_tokenizer_init=True,
+        max_model_len=MAX_MODEL_LEN,
+        max_num_seqs=8,
+        kv_cache_memory_bytes=160 << 20,
+        disable_log_stats=False,
+        seed=0,
+        **drafts,
+    )
+    scheduled = _watch_scheduler(llm)
+    from mtp_runtime.adapters.vllm_cpu.counters import totals
+
+    answers = []
+    for run in arm.runs:
+        before = totals(), _spec_metrics(llm), dict(scheduled)
+        sampling = SamplingParams(**{"ignore_eos": True, "detokenize": False, **run.sampling})
+        outputs = llm.generate([{"prompt_token_ids": p} for p in run.prompts], sampling, use_tqdm=False)
+        after = totals(), _spec_metrics(llm), dict(scheduled)
+        ours, engine, steps = ({key: b[key] - a[key] for key in b} for a, b in zip(before, after, strict=True))
+        answers.append(
+            {
+                "tokens": [list(o.outputs[0].token_ids) for o in outputs],
+                "logprobs": [_chosen_logprobs(o.outputs[0]) for o in outputs],
+                "ours": ours,
+                "engine": engine,
+                "scheduled": steps,
+            }
+        )
+    runner = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
+    sampler = getattr(runner, "rejection_sampler", None)
+    return {"answers": answers, "sampler": f"{type(sampler).__module__}.{type(sampler).__name__}"}
+
+
+def _watch_scheduler(llm: Any) -> dict[str, int]:
+    """Count scheduled steps with drafts at the scheduler itself, apart from the plugin's own counting."""
+    seen = {"steps": 0, "draft_steps": 0, "requests_with_drafts": 0}
+    scheduler = llm.llm_engine.engine_core.engine_core.scheduler
+    original = scheduler.schedule
+
+    def schedule(*args: Any, **kwargs: Any) -> Any:
+        output = original(*args, **kwargs)
+        seen["steps"] += output.total_num_scheduled_tokens > 0
+        seen["draft_steps"] += bool(output.scheduled_spec_decode_tokens)
+        seen["requests_with_drafts"] += len(output.scheduled_spec_decode_tokens)
+        return output
+
+    scheduler.schedule = schedule
+    return seen
+
+
+def _spec_metrics(llm: Any) -> dict[str, int]:
+    """vLLM's own counters, scalar ones."""
+    return {m.name: m.value for m in llm.get_metrics() if "spec_decode" in m.name and hasattr(m, "value")}
+
+
+def _chosen_logprobs(output: Any) -> list[float] | None:
+    if output.logprobs is None:
+        return None
+    return [step[token].logprob for token, step in zip(output.token_ids, output.logprobs, strict=True)]

@@ -1,0 +1,226 @@
+"""A broken and a sound variant of an inventory for every rule that is checked before deployment.
+
+breaks: edits of a shipped inventory that must be answered with the rule's id at `key`.
+holds: the nearest edits that must break no rule at all.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from inventory_copy import DELETE
+
+
+@dataclass(frozen=True)
+class Case:
+    """base: shipped inventory; text: (section, old, new) on the file's text, for what no YAML writer produces."""
+
+    rule: str
+    base: str
+    key: str
+    breaks: dict[str, Any] = field(default_factory=dict)
+    holds: dict[str, Any] = field(default_factory=dict)
+    text: tuple[str, str, str] | None = None
+
+
+OVERLAP = "serving.prefill.additional_config.multistream_overlap_shared_expert"
+RECOMPUTE = "additional_config.recompute_scheduler_enable"
+BALANCE = "additional_config.enable_balance_scheduling"
+FINE = "serving.decode.additional_config.finegrained_tp_config"
+CAPTURE = "serving.decode.compilation_config.cudagraph_capture_sizes"
+CAPTURE_MAX = "serving.decode.compilation_config.max_cudagraph_capture_size"
+
+CASES = (
+    Case("C01", "local", "mtp.num_drafts", {"mtp.num_drafts": 2}),
+    Case("C01", "local", "topology.decode.ports", {"topology.decode.ports": 8300}),
+    Case("C01", "local", "all.vars", {"hosts.all.vars": {"x": 1}}),
+    Case("C01", "local", "nmtp", text=("mtp", "mtp:\n", "nmtp: 1\nmtp:\n")),
+    Case("C02", "local", "mtp.num_speculative_tokens", {"mtp.num_speculative_tokens": "1"}),
+    Case("C02", "local", "mtp.num_speculative_tokens", {"mtp.num_speculative_tokens": True}),
+    Case("C02", "local", "mtp.num_speculative_tokens", {"mtp.num_speculative_tokens": 1.5}),
+    Case("C02", "local", "mtp.enabled", text=("mtp", "enabled: true", "enabled: yes"), holds={"mtp.enabled": False}),
+    Case("C02", "local", "topology.decode", {"topology.decode": 8300}),
+    Case("C02", "local", "(file)", text=("mtp", "mtp:", "- mtp:")),
+    Case("C03", "local", "mtp.num_speculative_tokens", {"mtp.num_speculative_tokens": -1}),
+    Case("C03", "local", "mtp.verification", {"mtp.verification": "typical"}, {"mtp.verification": "block"}),
+    Case("C03", "local", "topology.decode.port", {"topology.decode.port": 65536}, {"topology.decode.port": 65535}),
+    Case("C03", "local", "model.path", {"model.path": "{{ weights }}"}),
+    Case("C05", "local", "enabled", text=("mtp", "  enabled: true\n", "  enabled: true\n  enabled: false\n")),
+    Case("C06", "local", "(file)", text=("mtp", "enabled: true", "enabled: [true")),
+    Case("C07", "local", "model.max_model_len", text=("model", "  max_model_len: 8192\n", "")),
+    Case("C07", "local", "mtp", text=("mtp", "mtp:", "ntp:")),
+    Case("R01", "a3", "all.hosts.p0.kv_port", {"hosts.all.hosts.p0.kv_port": 35999}),
+    Case(
+        "R01",
+        "a3",
+        "all.hosts.p0.kv_port",
+        {"hosts.all.hosts.p0.kv_port": 65530},
+        {"hosts.all.hosts.p0.kv_port": 50000},
+    ),
+    Case("R01", "a3", "all.hosts.p0.kv_port", {"serving.router.port": 36016}, {"serving.router.port": 36017}),
+    Case("R02", "local", "mtp.num_speculative_tokens", {"mtp.num_speculative_tokens": 0}, {"mtp.enabled": False}),
+    Case(
+        "R03",
+        "local",
+        "mtp.num_speculative_tokens",
+        {"mtp.num_speculative_tokens": 16},
+        {"mtp.num_speculative_tokens": 15},
+    ),
+    Case("R03", "local", "mtp.num_speculative_tokens", {"mtp.enabled": False, "mtp.num_speculative_tokens": 16}),
+    Case(
+        "R04", "a3", "serving.decode.compilation_config.cudagraph_capture_sizes", {CAPTURE: [2, 7]}, {CAPTURE: [2, 80]}
+    ),
+    Case("R04", "a3", "serving.decode.compilation_config.cudagraph_capture_sizes", {CAPTURE: [2, 82]}, {CAPTURE: [80]}),
+    Case(
+        "R04",
+        "a3",
+        "serving.decode.compilation_config.cudagraph_capture_sizes",
+        {CAPTURE: [2, 40], CAPTURE_MAX: 38},
+        {CAPTURE: [2, 40], CAPTURE_MAX: 40},
+    ),
+    Case(
+        "R06",
+        "a3",
+        "serving.decode.max_num_batched_tokens",
+        {"serving.decode.max_num_batched_tokens": 79},
+        {"serving.decode.max_num_batched_tokens": 80},
+    ),
+    Case(
+        "R08",
+        "a3",
+        "topology.decode.dp",
+        {"topology.decode.dp": 48},
+        {"hosts.all.children.prefill.hosts": {"p0": None}, "hosts.all.hosts.p1": DELETE},
+    ),
+    Case(
+        "R08",
+        "a3",
+        "topology.prefill.tp",
+        {"topology.prefill.tp": 32, "topology.prefill.dp": 1},
+        {"topology.prefill.tp": 16, "topology.prefill.dp": 1},
+    ),
+    Case(
+        "R09",
+        "a3",
+        "serving.prefill.additional_config.recompute_scheduler_enable",
+        {f"serving.prefill.{RECOMPUTE}": True},
+        {f"serving.prefill.{RECOMPUTE}": False},
+    ),
+    Case(
+        "R09", "a3", "serving.decode.additional_config.enable_balance_scheduling", {f"serving.decode.{BALANCE}": True}
+    ),
+    Case(
+        "R10",
+        "a3",
+        f"{FINE}.lmhead_tensor_parallel_size",
+        {f"{FINE}.lmhead_tensor_parallel_size": 12},
+        {f"{FINE}.lmhead_tensor_parallel_size": 8},
+    ),
+    Case("R10", "a3", f"{FINE}.lmhead_tensor_parallel_size", {"model.moe": False, "topology.expert_parallel": False}),
+    Case(
+        "R10",
+        "a3",
+        f"{FINE}.oproj_tensor_parallel_size",
+        {f"{FINE}.oproj_tensor_parallel_size": 4, "serving.decode.enforce_eager": True},
+        {f"{FINE}.oproj_tensor_parallel_size": 4},
+    ),
+    Case(
+        "R11",
+        "a3",
+        OVERLAP,
+        {OVERLAP: True, "serving.prefill.additional_config.enable_shared_expert_dp": False},
+        {OVERLAP: True},
+    ),
+    Case(
+        "R17",
+        "a3",
+        "mtp.disable_padded_drafter_batch",
+        {"mtp.disable_padded_drafter_batch": True},
+        {"mtp.disable_padded_drafter_batch": True, "serving.decode.compilation_config.cudagraph_mode": "PIECEWISE"},
+    ),
+    Case("R19", "local", "mtp.method", {"mtp.method": "mpt"}, {"mtp.method": "deepseek_mtp"}),
+    Case("R19", "local", "mtp.method", {"mtp.method": "ngram"}),
+    Case("R19", "a3", "mtp.method", {"mtp.method": "medusa"}, {"mtp.method": "ngram"}),
+    Case(
+        "R20",
+        "local",
+        "model.max_model_len",
+        {"model.max_position_embeddings": 8191},
+        {"model.max_position_embeddings": 8193},
+    ),
+    Case(
+        "R20",
+        "a3",
+        "model.max_model_len",
+        {"topology.release": "0.18.0", "model.max_position_embeddings": 40000},
+        {"topology.release": "0.18.0", "model.max_position_embeddings": 40001},
+    ),
+    Case(
+        "R20",
+        "local",
+        "serving.kv_cache_bytes",
+        {"serving.kv_cache_bytes": 100_000_000},
+        {"serving.kv_cache_bytes": 500_000_000},
+    ),
+    Case("R30", "local", "topology.decode.port", {"topology.decode.port": 8200}, {"topology.decode.port": 8201}),
+    Case("R30", "local", "serving.router.backend_port", {"serving.router.backend_port": 8000}),
+    Case(
+        "R30",
+        "local",
+        "serving.router.port",
+        {"serving.router.host": "0.0.0.0", "serving.router.port": 8350},
+        {"serving.router.host": "0.0.0.0"},
+    ),
+    Case("R30", "local", "monitoring.exporter_port", {"monitoring.exporter_port": 9090}),
+    Case("R31", "local", "topology.connector", {"topology.connector": None}),
+    Case("R31", "local-single", "topology.connector", {"topology.connector": "NixlConnector"}),
+    Case(
+        "R31",
+        "local",
+        "topology.single",
+        {"topology.single": {"port": 8400}, "hosts.all.children.single": {"hosts": {"localhost": None}}},
+    ),
+    Case("R31", "local", "topology.prefill", {"topology.prefill": None, "hosts.all.children.prefill": None}),
+    Case("R32", "local", "topology.decode", {"topology.decode": None}),
+    Case("R32", "local", "all.children.decode", {"hosts.all.children.decode": {"hosts": {}}}),
+    Case("R32", "local", "all.children.router", {"hosts.all.children.router": None}),
+    Case("R32", "local", "all.hosts.spare", {"hosts.all.hosts.spare": {}}),
+    Case("R33", "local", "topology.release", {"topology.release": "0.31.0"}),
+    Case("R33", "local", "topology.connector", {"topology.connector": "MooncakeConnectorV1"}),
+    Case("R33", "local", "topology.decode.dp", {"topology.decode.dp": 2, "topology.decode.rpc_port": 12321}),
+    Case("R33", "local", "topology.decode.tp", {"topology.decode.tp": 2}),
+    Case("R33", "a3", "topology.devices_per_host", {"topology.devices_per_host": None}),
+    Case("R33", "a3", "topology.expert_parallel", {"model.moe": False}),
+    Case(
+        "R34",
+        "local",
+        "serving.max_num_batched_tokens",
+        {"serving.max_num_batched_tokens": 8191},
+        {"serving.max_num_batched_tokens": 8193},
+    ),
+    Case(
+        "R35",
+        "local",
+        "serving.kv_cache_bytes",
+        {"model.num_hidden_layers": None},
+        {"model.num_hidden_layers": None, "serving.kv_cache_bytes": 500_000_000},
+    ),
+    Case("R35", "local", "serving.kv_cache_bytes", {"serving.kv_cache_bytes": None}),
+    Case("R36", "local", "topology.decode.side_channel_port", {"topology.decode.side_channel_port": None}),
+    Case(
+        "R36",
+        "a3",
+        "topology.prefill.kv_port",
+        {"hosts.all.hosts.p0.kv_port": None},
+        {"hosts.all.hosts.p0.kv_port": None, "topology.prefill.kv_port": 36000},
+    ),
+    Case("R36", "a3", "topology.decode.rpc_port", {"topology.decode.rpc_port": None}),
+    Case("R37", "local", "all.hosts.localhost.rank_port", {"hosts.all.hosts.localhost.rank_port": 8700}),
+    Case(
+        "R38",
+        "a3",
+        "mtp.draft_model",
+        {"mtp.method": "eagle3"},
+        {"mtp.method": "eagle3", "mtp.draft_model": "/mnt/weights/eagle"},
+    ),
+    Case("R38", "local", "mtp.draft_model", {"mtp.draft_model": "drafter"}),
+)

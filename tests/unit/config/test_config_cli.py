@@ -1,0 +1,307 @@
+"""mtpctl as an operator meets it: exit codes, messages, and that nothing is changed by a refusal."""
+
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from inventory_copy import Copy
+from ruamel.yaml import YAML
+from typer.testing import CliRunner, Result
+
+from mtp_runtime.cli.app import app, main
+from mtp_runtime.config import api
+
+MakeCopy = Callable[[str], Copy]
+
+
+def mtpctl(*words: str) -> Result:
+    """One call in this process."""
+    return CliRunner().invoke(app, words)
+
+
+def process(*words: str) -> subprocess.CompletedProcess[str]:
+    """One call as a process of its own."""
+    env = {**os.environ, "COLUMNS": "200"}
+    command = [sys.executable, "-m", "mtp_runtime.cli", *words]
+    return subprocess.run(command, capture_output=True, text=True, cwd=api.repository(), env=env, check=False)
+
+
+# What is wrong -> (edits, file, key, rule)
+BAD = {
+    "wrong type": ({"mtp.num_speculative_tokens": "two"}, "mtp", "mtp.num_speculative_tokens", "C02"),
+    "unknown key": ({"serving.max_num_seq": 4}, "serving", "serving.max_num_seq", "C01"),
+    "K=16": ({"mtp.num_speculative_tokens": 16}, "mtp", "mtp.num_speculative_tokens", "R03"),
+    "unknown method": ({"mtp.method": "mpt"}, "mtp", "mtp.method", "R19"),
+    "two instances on one port": ({"topology.decode.port": 8200}, "topology", "topology.decode.port", "R30"),
+}
+
+
+@pytest.mark.parametrize("command", ["check", "render"])
+@pytest.mark.parametrize("name", BAD)
+def test_bad_inventory_is_refused(name: str, command: str, copy: MakeCopy) -> None:
+    edits, section, key, rule = BAD[name]
+    found = copy("local").edit(edits)
+    before = found.content()
+    result = mtpctl(command, "local", "--inventories", str(found.root))
+    assert result.exit_code == 2, result.output
+    assert str(found.file(section)) in result.stderr
+    assert key in result.stderr
+    assert rule in result.stderr
+    assert "remedy:" in result.stderr
+    assert "Traceback" not in result.output
+    assert found.content() == before
+
+
+def test_bad_inventory_as_json(copy: MakeCopy) -> None:
+    found = copy("local").edit({"mtp.num_speculative_tokens": 16, "mtp.method": "mpt"})
+    result = mtpctl("check", "local", "--json", "--inventories", str(found.root))
+    assert result.exit_code == 2
+    answer = json.loads(result.stdout)
+    assert answer["ok"] is False
+    assert [(p["rule"], p["key"]) for p in answer["problems"]] == [
+        ("R03", "mtp.num_speculative_tokens"),
+        ("R19", "mtp.method"),
+    ]
+    assert all(p["file"] == str(found.file("mtp")) and p["line"] > 0 for p in answer["problems"])
+
+
+@pytest.mark.parametrize("name", ["local", "local-single", "a3"])
+def test_shipped_inventories_pass(name: str) -> None:
+    assert mtpctl("check", name).exit_code == 0
+    answer = mtpctl("render", name, "--json")
+    assert answer.exit_code == 0
+    assert json.loads(answer.stdout)["cluster"] == name
+
+
+def test_as_a_process() -> None:
+    good = process("check", "local")
+    assert (good.returncode, good.stderr) == (0, "")
+    assert "MTP on, K = 1" in good.stdout
+    bad = process("check", "no-such-cluster")
+    assert bad.returncode == 2
+    assert "C04" in bad.stderr and "local-single" in bad.stderr
+    assert process("set-k", "local", "many").returncode == 2
+    assert process("render", "../../etc").returncode == 2
+
+
+def test_configuration_imports_no_engine() -> None:
+    code = (
+        "import sys, mtp_runtime.cli.app as m, mtp_runtime.config.api as a; a.plan('a3');"
+        "print([n for n in ('torch', 'vllm', 'vllm_ascend', 'transformers') if n in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=api.repository(), check=True
+    )
+    assert done.stdout.strip() == "[]"
+
+
+def test_set_k_writes_and_keeps_comments(copy: MakeCopy) -> None:
+    found = copy("local")
+    before = found.content()
+    found.file("mtp").chmod(0o640)
+    result = mtpctl("set-k", "local", "3", "--inventories", str(found.root))
+    assert result.exit_code == 0, result.output
+    after = found.content()
+    assert [name for name in after if after[name] != before[name]] == ["group_vars/all/mtp.yml"]
+    assert set(after) == set(before)
+    text = after["group_vars/all/mtp.yml"].decode()
+    assert text == before["group_vars/all/mtp.yml"].decode().replace("tokens: 1", "tokens: 3")
+    assert found.file("mtp").stat().st_mode & 0o777 == 0o640
+    again = mtpctl("set-k", "local", "3", "--inventories", str(found.root))
+    assert "unchanged" in again.output
+
+
+def test_set_k_zero_switches_off_and_back(copy: MakeCopy) -> None:
+    found = copy("local").edit({"mtp.num_speculative_tokens": 2})
+    mtpctl("set-k", "local", "0", "--inventories", str(found.root))
+    mtp = api.load_checked("local", found.root).mtp
+    assert (mtp.enabled, mtp.num_speculative_tokens) == (False, 2)
+    mtpctl("set-k", "local", "2", "--inventories", str(found.root))
+    mtp = api.load_checked("local", found.root).mtp
+    assert (mtp.enabled, mtp.num_speculative_tokens) == (True, 2)
+
+
+@pytest.mark.parametrize(("k", "rule"), [("16", "R03"), ("-1", None), ("1000", "R03"), ("99999999999", "C03")])
+def test_set_k_refuses_and_changes_nothing(k: str, rule: str | None, copy: MakeCopy) -> None:
+    found = copy("local")
+    before = found.content()
+    result = mtpctl("set-k", "local", "--inventories", str(found.root), "--", k)
+    assert result.exit_code == 2, result.output
+    if rule:
+        assert rule in result.stderr
+        assert str(found.file("mtp")) in result.stderr
+    assert found.content() == before
+
+
+def test_set_k_repairs_a_bad_k(copy: MakeCopy) -> None:
+    found = copy("local").edit({"mtp.num_speculative_tokens": 16})
+    assert mtpctl("set-k", "local", "2", "--inventories", str(found.root)).exit_code == 0
+    assert api.load_checked("local", found.root).mtp.num_speculative_tokens == 2
+
+
+def test_set_k_refuses_when_another_file_is_wrong(copy: MakeCopy) -> None:
+    found = copy("local").edit({"topology.decode.port": 8200})
+    before = found.content()
+    result = mtpctl("set-k", "local", "2", "--inventories", str(found.root))
+    assert result.exit_code == 2
+    assert "R30" in result.stderr
+    assert found.content() == before
+
+
+def test_set_k_leaves_the_old_file_when_the_disk_refuses(
+    copy: MakeCopy, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = copy("local")
+    before = found.content()
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device", str(found.file("mtp")))
+
+    monkeypatch.setattr(os, "fsync", full)
+    monkeypatch.setattr(sys, "argv", ["mtpctl", "set-k", "local", "2", "--inventories", str(found.root)])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    assert stopped.value.code == 2
+    shown = capsys.readouterr().err
+    assert "No space left on device" in shown and "Traceback" not in shown
+    assert found.content() == before
+
+
+def test_unknown_key_names_the_likely_one(copy: MakeCopy) -> None:
+    found = copy("local").edit({"mtp.num_speculativ_tokens": 2, "topology.decode.x": 1, "hosts.all.children.x": {}})
+    shown = mtpctl("check", "local", "--inventories", str(found.root)).stderr
+    assert "did you mean num_speculative_tokens?" in shown
+    assert "valid: dp, tp, port" in shown
+    assert "valid: prefill, decode, single, router, monitoring" in shown
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 3000, "a: " * 3000, "&a [*a, *a]", "mtp: !!python/object:os.system x", "\0", "%"]
+)
+def test_hostile_yaml(text: str, copy: MakeCopy) -> None:
+    found = copy("local")
+    found.file("mtp").write_text(text)
+    answers(found)
+    assert "mtp.yml" in mtpctl("check", "local", "--inventories", str(found.root)).stderr
+
+
+def test_unreadable_and_binary_files(copy: MakeCopy) -> None:
+    found = copy("local")
+    found.file("mtp").write_bytes(b"\xff\xfe\x00mtp")
+    found.file("model").unlink()
+    found.file("model").mkdir()
+    found.file("serving").write_text(
+        "a: &a [x,x,x,x,x,x,x,x,x]\n"
+        + "".join(
+            f"{name}: &{name} [{', '.join(['*' + old] * 9)}]\n" for old, name in zip("abcdefg", "bcdefgh", strict=True)
+        )
+    )
+    result = mtpctl("check", "local", "--inventories", str(found.root))
+    assert result.exit_code == 2
+    assert "Traceback" not in result.output
+    assert {section for section in ("mtp", "model", "serving") if str(found.file(section)) in result.stderr} == {
+        "mtp",
+        "model",
+        "serving",
+    }
+
+
+SCALARS = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(10**20), 10**20),
+    st.floats(),
+    st.text(max_size=12),
+    st.dates().map(str),
+)
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3), st.dictionaries(st.one_of(st.text(max_size=8), st.integers()), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+# base inventory -> keys whose values are replaced
+KEYS = {
+    "local": """
+        mtp mtp.enabled mtp.num_speculative_tokens mtp.method mtp.verification model.max_model_len
+        model.num_hidden_layers model.dtype model.path topology topology.engine topology.release topology.connector
+        topology.decode topology.decode.dp topology.decode.tp topology.decode.port topology.devices_per_host
+        topology.single serving.max_num_seqs serving.kv_cache_bytes serving.decode serving.additional_config
+        serving.compilation_config serving.router serving.router.port monitoring.prometheus_port hosts.all
+        hosts.all.hosts hosts.all.hosts.localhost hosts.all.hosts.localhost.address hosts.all.children
+        hosts.all.children.decode
+    """,
+    "a3": """
+        mtp.num_speculative_tokens mtp.draft_model topology.devices_per_host topology.prefill.dp topology.prefill.tp
+        topology.decode.dp topology.decode.tp topology.decode.rpc_port serving.decode.gpu_memory_utilization
+        serving.decode.max_num_seqs serving.decode.compilation_config.cudagraph_capture_sizes
+        serving.decode.additional_config.finegrained_tp_config hosts.all.hosts.p0.kv_port hosts.all.hosts.d1
+        hosts.all.children.decode.hosts hosts.all.children.prefill.hosts
+    """,
+}
+CHOICES = [(base, key) for base, keys in KEYS.items() for key in keys.split()]
+# Small numbers are the interesting ones: they are mostly in range, so the rules see them.
+LIKELY = st.one_of(st.integers(0, 70), st.sampled_from([36000, 65535, 8200, "auto", "mtp", None, [2, 4]]), VALUES)
+
+
+def dumped(value: object) -> str:
+    """The value as a YAML file of its own."""
+    out = io.StringIO()
+    YAML(typ="safe").dump(value, out)
+    return out.getvalue()
+
+
+def answers(found: Copy) -> None:
+    """check answers 0 or 2 and never with a traceback; what it lets through can be rendered and started."""
+    where = ("--inventories", str(found.root))
+    result = mtpctl("check", found.name, *where)
+    assert result.exit_code in (0, 2), (result.output, result.exception)
+    assert result.exception is None or isinstance(result.exception, SystemExit)
+    if result.exit_code == 2:
+        assert "remedy:" in result.stderr
+        return
+    plan = json.loads(mtpctl("render", found.name, "--json", *where).stdout)
+    assert plan["ranks"]
+    for rank in plan["ranks"]:
+        words = [*rank["argv"], *rank["env"], *rank["env"].values()]
+        assert all(isinstance(word, str) and word.isprintable() and word != "None" for word in words)
+        assert 0 <= rank["k"] <= 15
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(choice=st.sampled_from(CHOICES), value=LIKELY)
+def test_any_value_is_answered_without_a_traceback(choice: tuple[str, str], value: object, tmp_path: Path) -> None:
+    base, key = choice
+    shutil.rmtree(tmp_path / base, ignore_errors=True)
+    shutil.copytree(api.inventories() / base, tmp_path / base)
+    found = Copy(tmp_path, base)
+    section, *rest = key.split(".")
+    data = YAML(typ="safe").load(found.file(section).read_text())
+    path = rest if section == "hosts" else [section, *rest]
+    node = data
+    for part in path[:-1]:
+        node = node[part]
+    node[path[-1]] = value
+    found.file(section).write_text(dumped(data))
+    answers(found)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(section=st.sampled_from(["hosts", "mtp", "topology"]), text=st.text(max_size=60), at=st.floats(0, 1))
+def test_any_text_is_answered_without_a_traceback(section: str, text: str, at: float, tmp_path: Path) -> None:
+    shutil.rmtree(tmp_path / "local", ignore_errors=True)
+    shutil.copytree(api.inventories() / "local", tmp_path / "local")
+    found = Copy(tmp_path, "local")
+    old = found.file(section).read_text()
+    cut = int(at * len(old))
+    found.file(section).write_text(old[:cut] + text.encode("utf-8", "replace").decode() + old[cut:])
+    answers(found)

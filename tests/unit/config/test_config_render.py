@@ -1,0 +1,236 @@
+"""The local plans: what each process is started with, and how MTP changes it."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from inventory_copy import Copy
+from ruamel.yaml import YAML
+
+from mtp_runtime.config import api, checks, placement, rules
+from mtp_runtime.config.edit import set_k, with_k
+from mtp_runtime.config.plan_checks import flag
+from mtp_runtime.config.render import render, url
+from mtp_runtime.config.schema import Cluster
+
+MakeCopy = Callable[[str], Copy]
+PLAN = api.plan("local")
+
+
+def spec(rank: dict[str, Any]) -> dict[str, Any] | None:
+    """--speculative-config of a rank."""
+    text = flag(rank["argv"], "--speculative-config")
+    return None if text is None else dict(json.loads(text))
+
+
+def test_local_is_one_prefill_and_one_decode_rank() -> None:
+    assert [(r["name"], r["role"], r["host"], r["port"]) for r in PLAN["ranks"]] == [
+        ("prefill-0", "prefill", "localhost", 8200),
+        ("decode-0", "decode", "localhost", 8300),
+    ]
+    for rank in PLAN["ranks"]:
+        argv = rank["argv"]
+        assert argv[:3] == ["{engine_python}", "-m", "vllm.entrypoints.openai.api_server"]
+        assert flag(argv, "--host") == "127.0.0.1"
+        assert flag(argv, "--dtype") == "float32"
+        assert "--enforce-eager" in argv
+        transfer = json.loads(flag(argv, "--kv-transfer-config") or "")
+        assert transfer == {"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_buffer_device": "cpu"}
+        assert rank["env"]["UCX_TLS"] == "tcp,sm,self"
+        assert rank["env"]["OMP_NUM_THREADS"] == "1"
+        assert rank["env"]["VLLM_PLUGINS"] == "mtp_runtime"
+    ports = [rank["env"]["VLLM_NIXL_SIDE_CHANNEL_PORT"] for rank in PLAN["ranks"]]
+    assert ports == ["8250", "8350"]
+
+
+def test_no_secret_and_no_machine_path_in_a_plan() -> None:
+    text = json.dumps(PLAN)
+    assert str(api.repository()) not in text
+    assert "api-key" not in text.lower()
+    assert "api_key" not in text.lower()
+
+
+def test_kv_cache_holds_every_slot_at_full_context_and_fits() -> None:
+    sizes = {r["role"]: int(flag(r["argv"], "--kv-cache-memory-bytes") or 0) for r in PLAN["ranks"]}
+    per_token = (api.load_checked("local").model.num_hidden_layers or 0) + 1
+    per_token *= 576 * 4
+    assert sizes["decode"] >= 4 * (8192 + 1) * per_token
+    assert sizes["prefill"] >= 2 * (8192 + 1) * per_token
+    # The engines take about 1.2 GB each beside the cache; 8 GB must hold the whole stack.
+    assert sum(sizes.values()) <= 3 * 10**9
+
+
+def test_single_has_no_hand_over() -> None:
+    plan = api.plan("local-single")
+    (rank,) = plan["ranks"]
+    assert (rank["role"], rank["port"]) == ("single", 8310)
+    assert "--kv-transfer-config" not in rank["argv"]
+    assert not [key for key in rank["env"] if "NIXL" in key]
+    argv = plan["router"]["argv"]
+    assert flag(argv, "--worker-urls") == "http://127.0.0.1:8310"
+    assert "--vllm-pd-disaggregation" not in argv
+
+
+def test_local_and_local_single_can_run_side_by_side() -> None:
+    taken = {(found["address"], found["port"]) for found in PLAN["listeners"]}
+    others = {(found["address"], found["port"]) for found in api.plan("local-single")["listeners"]}
+    assert len(taken) == 9
+    assert not taken & others
+
+
+@pytest.mark.parametrize("k", range(16))
+def test_k_reaches_decode_only(k: int, copy: MakeCopy) -> None:
+    found = copy("local")
+    set_k("local", k, found.root)
+    plan = api.plan("local", found.root)
+    prefill, decode = plan["ranks"]
+    if k == 0:
+        assert (spec(prefill), spec(decode)) == (None, None)
+        assert plan["mtp"]["k"] == prefill["k"] == decode["k"] == 0
+    else:
+        assert spec(prefill) == {"num_speculative_tokens": 1, "method": "mtp"}
+        assert spec(decode) == {"num_speculative_tokens": k, "method": "mtp"}
+        assert (plan["mtp"]["k"], prefill["k"], decode["k"]) == (k, 1, k)
+
+
+def test_changing_k_leaves_the_prefill_rank_alone(copy: MakeCopy) -> None:
+    """`make mtp` restarts what changed: from K = 1 to 3 that is decode only."""
+    found = copy("local")
+    set_k("local", 3, found.root)
+    before, after = PLAN["ranks"], api.plan("local", found.root)["ranks"]
+    assert before[0] == after[0]
+    assert before[1] != after[1]
+
+
+def test_verification_reaches_every_rank(copy: MakeCopy) -> None:
+    found = copy("local").edit({"mtp.verification": "tokenwise"})
+    assert {r["env"]["MTP_VERIFICATION"] for r in api.plan("local", found.root)["ranks"]} == {"tokenwise"}
+
+
+def test_router_of_local() -> None:
+    argv = PLAN["router"]["argv"]
+    assert argv[:3] == ["{engine_python}", "-m", "vllm_router.launch_router"]
+    assert flag(argv, "--port") == "8100"
+    assert flag(argv, "--prometheus-port") == "8101"
+    assert flag(argv, "--kv-connector") == "nixl"
+    at = argv.index("--prefill")
+    assert argv[at : at + 3] == ["--prefill", "http://127.0.0.1:8200", "none"]
+    assert PLAN["router"]["front"] == {"host": "127.0.0.1", "port": 8000}
+
+
+def test_listeners_name_the_file_and_key_of_their_port() -> None:
+    by_owner = {found["owner"]: found for found in PLAN["listeners"]}
+    decode = by_owner["decode-0"]
+    assert (decode["file"], decode["key"]) == (
+        "ansible/inventories/local/group_vars/all/topology.yml",
+        "topology.decode.port",
+    )
+    a3 = {found["owner"]: found for found in api.plan("a3")["listeners"]}
+    assert (a3["decode-31"]["host"], a3["decode-31"]["port"]) == ("d1", 7115)
+    for found in PLAN["listeners"]:
+        assert (api.repository() / found["file"]).is_file()
+
+
+def test_url_brackets_ipv6() -> None:
+    assert url("192.0.2.1", 80) == "http://192.0.2.1:80"
+    assert url("2001:db8::1", 80) == "http://[2001:db8::1]:80"
+
+
+def test_a_port_may_be_chosen_per_host(copy: MakeCopy) -> None:
+    found = copy("a3").edit({"hosts.all.hosts.d1.rank_port": 7200})
+    ports = {
+        r["host"]: r["port"] for r in api.plan("a3", found.root)["ranks"] if r["name"] in ("decode-0", "decode-16")
+    }
+    assert ports == {"d0": 7100, "d1": 7200}
+
+
+def parallel(dp: int, tp: int, devices: int, nodes: int) -> Cluster:
+    """The a3 cluster with another decode layout."""
+    data = api.load_checked("a3").model_dump()
+    data["topology"]["devices_per_host"] = devices
+    data["topology"]["decode"].update(dp=dp, tp=tp)
+    for group in ("hosts", "children"):
+        place = data["hosts"]["all"]
+        kept = {f"d{n}": {"address": f"192.0.2.{100 + n}", "kv_port": 50000} for n in range(nodes)}
+        if group == "hosts":
+            place["hosts"] = {k: v for k, v in place["hosts"].items() if k.startswith("p")} | kept
+        else:
+            place["children"]["decode"] = {"hosts": dict.fromkeys(kept)}
+    return Cluster.model_validate(data)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 64), st.sampled_from([1, 2, 4, 8, 16]), st.sampled_from([8, 16]), st.integers(1, 6))
+def test_sound_layouts_cover_ranks_and_devices_once(dp: int, tp: int, devices: int, nodes: int) -> None:
+    """Whatever R08 lets through, the rendered ranks cover every group and share no device."""
+    cluster = parallel(dp, tp, devices, nodes)
+    ranks = placement.place(cluster)
+    if list(checks.rank_cover(cluster, ranks)):
+        return
+    decode = [rank for rank in ranks if rank.role == "decode"]
+    assert len(decode) % dp == 0 and decode
+    held = [(rank.host, device) for rank in decode for device in rank.devices]
+    assert len(set(held)) == len(held) == len(decode) * tp
+    assert all(device < devices for _, device in held)
+    assert {rank.host for rank in decode} == set(cluster.host_names("decode"))
+    assert [rule.id for rule, _ in rules.check_plan(render(cluster))] == []
+
+
+def test_edit_keeps_everything_else() -> None:
+    text = (api.inventories() / "local/group_vars/all/mtp.yml").read_text()
+    edited = with_k(text, 3)
+    changed = [(a, b) for a, b in zip(text.splitlines(), edited.splitlines(), strict=True) if a != b]
+    assert changed == [("  num_speculative_tokens: 1", "  num_speculative_tokens: 3")]
+    off = with_k(text, 0)
+    changed = [(a, b) for a, b in zip(text.splitlines(), off.splitlines(), strict=True) if a != b]
+    assert changed == [("  enabled: true", "  enabled: false")]
+    assert with_k(off, 1) == text
+    assert with_k(text, 1) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "mtp: {enabled: false, num_speculative_tokens: 2, method: mtp}  # one line\n",
+        "# head\nmtp:\n    num_speculative_tokens:   2   # K\n    enabled:   false # off\n    method: mtp\n",
+        "mtp:\n  enabled: &on false\n  num_speculative_tokens: 0x2\n  method: 'mtp'\n",
+        "base: &b {enabled: false, num_speculative_tokens: 2}\nmtp:\n  <<: *b\n  method: mtp\n",
+        "mtp:\n  enabled:\n    false\n  num_speculative_tokens: 2\n  method: mtp",
+    ],
+)
+def test_edit_of_unusual_layouts(text: str) -> None:
+    edited = with_k(text, 3)
+    assert YAML(typ="safe").load(edited)["mtp"] == {"enabled": True, "num_speculative_tokens": 3, "method": "mtp"}
+    assert text.count("#") == edited.count("#")
+
+
+def test_single_a3_node(copy: MakeCopy) -> None:
+    """DeepSeek-R1 on one node: dp 4 x tp 4, K = 3, no hand-over."""
+    found = copy("a3").edit(
+        {
+            "topology.connector": None,
+            "topology.prefill": None,
+            "topology.decode": None,
+            "topology.single": {"dp": 4, "tp": 4, "port": 7100, "rpc_port": 12321},
+            "mtp.num_speculative_tokens": 3,
+            "serving.single": {"max_num_seqs": 16, "max_num_batched_tokens": 4096, "gpu_memory_utilization": 0.92},
+            "hosts.all.hosts": {"n0": {"address": "192.0.2.11", "nic": "eth0"}},
+            "hosts.all.children": {group: {"hosts": {"n0": None}} for group in ("single", "router", "monitoring")},
+        }
+    )
+    ranks = api.plan("a3", found.root)["ranks"]
+    assert [rank["env"]["ASCEND_RT_VISIBLE_DEVICES"] for rank in ranks] == [
+        "0,1,2,3",
+        "4,5,6,7",
+        "8,9,10,11",
+        "12,13,14,15",
+    ]
+    assert [rank["port"] for rank in ranks] == [7100, 7101, 7102, 7103]
+    for rank in ranks:
+        assert spec(rank) == {"num_speculative_tokens": 3, "method": "deepseek_mtp"}
+        assert flag(rank["argv"], "--gpu-memory-utilization") == "0.92"
+        assert "--kv-transfer-config" not in rank["argv"]
+        assert "VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT" not in rank["env"]
