@@ -110,12 +110,15 @@ lint: venv ## ruff, mypy, yamllint, ansible-lint
 	@$(BIN)/yamllint -s .
 	@cd ansible && PATH=$(BIN):$$PATH $(BIN)/ansible-lint -q -c ../.ansible-lint
 
+# Unit tests that need torch; the others run in the control environment.
+UNIT_ENGINE := $(wildcard tests/unit/adapters tests/unit/attention tests/unit/model tests/unit/verify)
+
 .PHONY: test-unit
 test-unit: venv engine ## tests that start no server (torch parts run in the engine environment)
 	@$(call say,'unit tests, control environment')
-	@$(BIN)/python -m pytest tests/unit tests/monitoring -m 'not live' $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest $(filter-out $(UNIT_ENGINE),$(wildcard tests/unit/*)) -m 'not live' $(PYTEST_ARGS)
 	@$(call say,'unit tests, engine environment')
-	@$(ENGINE_PYTHON) -m pytest tests/unit -m engine $(PYTEST_ARGS)
+	@$(ENGINE_PYTHON) -m pytest $(UNIT_ENGINE) $(PYTEST_ARGS)
 
 .PHONY: test-engine
 test-engine: engine ## tests with vLLM in one process
@@ -125,7 +128,7 @@ test-engine: engine ## tests with vLLM in one process
 .PHONY: test-live
 test-live: venv ## tests on a running stack (deploys CLUSTER=local, destroys it)
 	@$(call say,'live tests')
-	@$(BIN)/python -m pytest tests/deploy tests/monitoring -m live $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest tests/monitoring tests/deploy -m live $(PYTEST_ARGS)
 
 .PHONY: bench bench-core bench-engine
 bench: bench-core bench-engine ## all benchmarks
@@ -138,7 +141,7 @@ bench-engine: engine ## step cost and TPOT with and without MTP, in one process
 
 .PHONY: model
 model: engine ## train the tiny model again (resumable, up to 90 minutes)
-	@$(ENGINE_PYTHON) -m mtp_runtime.model.train $(ARGS)
+	@$(ENGINE_PYTHON) -m mtp_runtime.model train $(ARGS)
 
 .PHONY: dashboards
 dashboards: venv ## generate the Grafana dashboard

@@ -15,7 +15,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn, track
 
 from mtp_runtime.model import export, heldout, quality
-from mtp_runtime.model.train import Recipe, Trainer
+from mtp_runtime.model.recipe import Recipe
+from mtp_runtime.model.train import Trainer
 
 app = typer.Typer(add_completion=False, help="Train the tiny DeepSeek-V3 model and measure what it can do.")
 console = Console(stderr=True)
@@ -65,9 +66,8 @@ def measure(
 ) -> None:
     """Measure perplexity, grammar, variety and acceptance; exit 1 when a limit is missed."""
     model, tokenizer = export.load(folder)
-    recipe = Recipe()
     console.print("collecting the training text's 20-grams")
-    seen = heldout.training_ngrams(tokenizer, recipe.books)
+    seen = heldout.training_ngrams(tokenizer, Recipe())
     chosen = heldout.prompts(tokenizer, prompts, seen)
     found, completions = quality.measure(folder, model, tokenizer, chosen, progress=_watch)
     if samples:

@@ -16,7 +16,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-
 CHUNK = 128  # queries that attention takes at a time
 
 

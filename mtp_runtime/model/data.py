@@ -6,7 +6,8 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from mtp_runtime.model import grammar, tokenizer as tok
+from mtp_runtime.model import grammar
+from mtp_runtime.model import tokenizer as tok
 from mtp_runtime.model.lexicon import TURN
 
 IGNORE = -100

@@ -5,16 +5,16 @@ The grammar is one coroutine, ``book``: it yields fixed text and weighted choice
 choices it made, ``is_prefix`` tells whether a text can be continued to a book. One definition, so that what is
 generated, what is scored and what counts as grammatical cannot drift apart.
 
-It is context-dependent on purpose: nobody acts twice within three days, a place rests for three days, a sum must come
-out right, a trade must be the one the header gave. Greedy decoding can therefore not fall into a loop without
-leaving the language, and a model has to look back to be right.
+It depends on context on purpose: the weather, the seller and the place of a day follow from those of the day before,
+a sum must come out right, goods, trades and pronouns must agree. Greedy decoding can therefore not repeat itself
+without leaving the language, and a model has to look back to be right.
 """
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -42,91 +42,63 @@ class _Town:
 
     name: str = ""
     days: int = 0
-    people: list[tuple[str, str]] = field(default_factory=list)  # (name, trade)
-    recent: dict[str, list[str]] = field(default_factory=dict)
-
-    def rest(self, kind: str, value: str, length: int) -> None:
-        """Keep `value` out of the choices of `kind` until `length` more were made."""
-        kept = self.recent.setdefault(kind, [])
-        kept.append(value)
-        del kept[:-length]
-
-    def open(self, kind: str, values: list[str]) -> list[str]:
-        return [v for v in values if v not in self.recent.get(kind, [])]
+    last: dict[str, str] = field(default_factory=dict)  # weather, actor and place of the day before
 
 
-def _pick(options: list[str], weights: list[float] | None = None) -> Generator[Step, int, str]:
+def _pick(options: Sequence[str], weights: Sequence[float] | None = None) -> Generator[Step, int, str]:
     """Yield one choice and return the chosen text."""
     index = yield Choice(tuple(options), tuple(weights or [1.0] * len(options)))
     return options[index]
 
 
-def _skewed(options: list[str]) -> list[float]:
+def _skewed(options: Sequence[str]) -> list[float]:
     """Falling weights: the first option is the likeliest, as words of a real text are."""
     return [1.0 / (rank + 1.5) for rank in range(len(options))]
 
 
-def _header(town: _Town, chat: bool) -> Grammar:
-    town.name = yield from _pick(list(lex.TOWNS))
-    yield " for "
-    town.days = int((yield from _pick([str(n) for n in lex.DAYS])))
-    yield " days" + (" with" if chat else ". In it live")
-    names, trades = list(lex.NAMES), list(lex.TRADES)
-    for position in range(lex.PEOPLE):
-        yield " and " if position == lex.PEOPLE - 1 else (" " if position == 0 else ", ")
-        name = yield from _pick(names)
-        names.remove(name)
-        yield " the "
-        trade = yield from _pick(trades)
-        trades.remove(trade)
-        town.people.append((name, trade))
-    yield "." if chat else ".\n"
+def successors(ring: Sequence[str], value: str, steps: Sequence[int]) -> list[str]:
+    """What may come after `value`: the members of the ring that many places further on."""
+    at = ring.index(value)
+    return [ring[(at + step) % len(ring)] for step in steps]
 
 
-def _weather(town: _Town) -> Grammar:
-    options = town.open("weather", list(lex.WEATHER))
-    chosen = yield from _pick(options, _skewed(options))
-    town.rest("weather", chosen, 2)
-    yield f" {town.name}. "
+def _next(town: _Town, kind: str) -> Generator[Step, int, str]:
+    """The day's weather, actor or place: anything on the first day, then a successor of the last one."""
+    ring, steps = lex.RINGS[kind]
+    last = town.last.get(kind)
+    chosen = yield from _pick(ring if last is None else successors(ring, last, steps))
+    town.last[kind] = chosen
+    return chosen
 
 
 def _day(town: _Town, number: int) -> Grammar:
     yield f"Day {number}. "
-    yield from _weather(town)
-    trades = dict(town.people)
-
-    actor = yield from _pick(town.open("actor", [name for name, _ in town.people]))
-    town.rest("actor", actor, 2)
-    yield f" the {trades[actor]} "
-    verb = yield from _pick(town.open("verb", list(lex.VERBS)))
-    town.rest("verb", verb, 1)
+    yield from _next(town, "weather")
+    yield f" {town.name}. "
+    actor = yield from _next(town, "actor")
+    trade = lex.TRADE_OF[actor]
+    yield f" the {trade} "
+    yield from _pick(lex.VERBS)
     yield " "
     amount = int((yield from _pick([str(n) for n in range(3, 10)])))
     yield " "
-    options = town.open("goods", list(lex.TRADES[trades[actor]]))
-    goods = yield from _pick(options, _skewed(options))
-    town.rest("goods", goods, 8)
+    goods = yield from _pick(lex.TRADES[trade], _skewed(lex.TRADES[trade]))
     yield " to "
-    place = yield from _pick(town.open("place", list(lex.PLACES)))
-    town.rest("place", place, 3)
+    yield from _next(town, "place")
     yield ". "
-
-    buyers = [name for name, _ in town.people if name != actor]
-    form = yield from _pick(town.open("deal", list(lex.DEALS)))
-    town.rest("deal", form, 1)
-    yield from _deal(form, actor, goods, amount, buyers, trades)
+    yield from _deal(actor, goods, amount)
 
 
-def _deal(
-    form: str, actor: str, goods: str, amount: int, buyers: list[str], trades: dict[str, str]
-) -> Grammar:
+def _deal(actor: str, goods: str, amount: int) -> Grammar:
     """One sale in one of three forms; the remainder is the difference, the pronoun is the actor's."""
     pronoun, object_ = ("she", "her") if actor in lex.SHE else ("he", "him")
     counts = [str(n) for n in range(1, amount)]
+    buyers = successors(lex.NAMES, actor, lex.BUYER_STEPS)
+    form = yield from _pick(lex.DEALS)
     if form == "Soon":
         yield " "
         buyer = yield from _pick(buyers)
-        yield f" the {trades[buyer]} bought "
+        yield f" the {lex.TRADE_OF[buyer]} bought "
         sold = yield from _pick(counts)
         yield f" of the {goods}, so {amount - int(sold)} were left. "
     elif form == "There":
@@ -134,16 +106,15 @@ def _deal(
         sold = yield from _pick(counts)
         yield f" of the {goods} to "
         buyer = yield from _pick(buyers)
-        yield f" the {trades[buyer]} and kept {amount - int(sold)}. "
+        yield f" the {lex.TRADE_OF[buyer]} and kept {amount - int(sold)}. "
     else:
         yield f", {actor} kept "
         kept = yield from _pick(counts)
         yield f" of the {goods} and "
         buyer = yield from _pick(buyers)
-        yield f" the {trades[buyer]} took {amount - int(kept)}. "
+        yield f" the {lex.TRADE_OF[buyer]} took {amount - int(kept)}. "
     yield f"{buyer} "
-    options = list(lex.CODAS)
-    yield from _pick(options, _skewed(options))
+    yield from _pick(lex.CODAS, _skewed(lex.CODAS))
     yield f" {object_}.\n"
 
 
@@ -151,9 +122,11 @@ def book(chat: bool) -> Grammar:
     """The whole grammar: a header, its days, an ending. A chat book's header is the user's request."""
     town = _Town()
     yield "Write the book of " if chat else "The book of "
-    yield from _header(town, chat)
-    if chat:
-        yield lex.TURN
+    town.name = yield from _pick(lex.TOWNS)
+    yield " for "
+    town.days = int((yield from _pick([str(n) for n in lex.DAYS])))
+    yield " days."
+    yield lex.TURN if chat else "\n"
     for number in range(1, town.days + 1):
         yield from _day(town, number)
     yield f"So ends the book of {town.name}."

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 
 from tokenizers import Tokenizer
 
-from mtp_runtime.model import data, tokenizer as tok
+from mtp_runtime.model import data
+from mtp_runtime.model import tokenizer as tok
 from mtp_runtime.model.lexicon import TURN
+from mtp_runtime.model.recipe import Recipe
 
 NGRAM = 20
 SHORTEST, LONGEST = 40, 200
@@ -32,17 +34,19 @@ def ngrams(ids: Iterable[int], n: int) -> Iterator[tuple[int, ...]]:
     return (row[i : i + n] for i in range(len(row) - n + 1))
 
 
-def training_ngrams(tokenizer: Tokenizer, books: int) -> set[int]:
-    """Hashes of every run of NGRAM tokens in the first `books` training books."""
+def training_ngrams(tokenizer: Tokenizer, recipe: Recipe) -> set[int]:
+    """Hashes of every run of NGRAM tokens that the training of `recipe` shows to the model."""
     seen: set[int] = set()
-    for index in range(max(books, data.TOKENIZER_BOOKS)):
-        ids = tok.encode_book(tokenizer, data.book_text("train", index)[0], data.is_chat(index))
-        seen.update(map(hash, ngrams(ids, NGRAM)))
+    for step in range(recipe.steps):
+        stage, _, first = recipe.at(step)
+        for index in range(first, first + stage.batch):
+            ids = tok.encode_book(tokenizer, data.book_text("train", index)[0], data.is_chat(index))
+            seen.update(map(hash, ngrams(ids[: stage.length], NGRAM)))
     return seen
 
 
 def prompts(tokenizer: Tokenizer, count: int, seen: set[int] | None = None) -> list[Prompt]:
-    """`count` prompts of 40 to 200 tokens, cut anywhere; those that share a run of NGRAM with `seen` are passed over."""
+    """`count` prompts of 40 to 200 tokens, cut anywhere, none of which shares a run of NGRAM tokens with `seen`."""
     found: list[Prompt] = []
     index = 0
     while len(found) < count:

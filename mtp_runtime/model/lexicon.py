@@ -8,7 +8,7 @@ SHE = (
 HE = (
     "Tobin", "Orrin", "Aldo", "Bertram", "Casper", "Dagmund", "Egil", "Florian", "Gunther", "Hagen", "Ivo", "Jorin",
 )  # fmt: skip
-NAMES = SHE + HE
+NAMES = tuple(name for pair in zip(SHE, HE, strict=True) for name in pair)
 
 TRADES = {
     "baker": ("loaves", "cakes", "buns", "pies", "rolls"),
@@ -39,6 +39,9 @@ VERBS = ("brought", "carried", "hauled")
 DEALS = ("Soon", "There", "At noon")
 CODAS = ("thanked", "praised", "hugged", "paid")
 
-PEOPLE = 5
+TRADE_OF = {name: list(TRADES)[index % len(TRADES)] for index, name in enumerate(NAMES)}
+# What follows from what: (the ring, how many places further the next value may stand).
+RINGS = {"weather": (WEATHER, (1, 2)), "actor": (NAMES, (1, 5, 11)), "place": (PLACES, (1, 5, 8))}
+BUYER_STEPS = (2, 7, 13)
 DAYS = tuple(range(14, 19))  # 14 days are more than 512 tokens
 TURN = "\x1e"  # stands between the user's request and the answer of a chat book; never reaches the tokenizer

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from mtp_runtime.model.arch import Config, Layer, RMSNorm, _linear
 
-
 RESIDUAL = ("o_proj.weight", "down_proj.weight")  # what a layer adds to the residual stream with
 
 
@@ -45,7 +44,7 @@ class MTPLayer(Layer):
         keys: list[Tensor] = []
         values: list[Tensor] = []
         outputs: list[Tensor] = []
-        for depth in range(depths):
+        for _depth in range(depths):
             x = self.enter(hidden, embedded, positions)
             q, k, v = self.self_attn.project(self.input_layernorm(x), rope)
             keys.append(k)

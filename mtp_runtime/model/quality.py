@@ -18,7 +18,8 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from mtp_runtime.model import data, grammar, heldout, tokenizer as tok
+from mtp_runtime.model import data, grammar, heldout
+from mtp_runtime.model import tokenizer as tok
 from mtp_runtime.model.arch import rope_table
 from mtp_runtime.model.mtp_layer import DeepseekV3
 

@@ -44,7 +44,7 @@ def train(texts: Iterable[str]) -> Tokenizer:
 def encode_book(tokenizer: Tokenizer, text: str, chat: bool) -> list[int]:
     """Token ids of a whole book as the model sees it: BOS, the chat turns where it is a chat, EOS."""
     if not chat:
-        return tokenizer.encode(text).ids + [EOS_ID]
+        return [*tokenizer.encode(text).ids, EOS_ID]
     request, answer = text.split(TURN)
     turns = BOS + USER + request + ASSISTANT + answer + EOS
     return tokenizer.encode(turns, add_special_tokens=False).ids

@@ -32,12 +32,12 @@ FOLDER = "MTP_RUNTIME_COUNTERS_DIR"
 
 DESCRIPTIONS = {
     names.PLUGIN_VERIFY_CALLS: "Engine steps whose drafts our verification decided.",
-    names.PLUGIN_VERIFY_DRAFT_STEPS: "Draft steps (one request, one step) our verification decided, placeholders
-    included.", names.PLUGIN_PLACEHOLDER_STEPS: "Draft steps whose drafts were all placeholders (-1), which are always
-    rejected.", names.PLUGIN_PLACEHOLDER_TOKENS: "Placeholder drafts (-1).", names.PLUGIN_ATTENTION_DECODE_CALLS:
-    "Calls of our decode attention in engine steps with drafts, one a layer.", ATTENTION_DRAFT_STEPS: "Engine steps
-    with drafts that went through our decode attention.", ENGINE_DRAFT_STEPS: "Engine steps for which the scheduler
-    scheduled a draft (the count to compare with).",
+    names.PLUGIN_VERIFY_DRAFT_STEPS: "Draft steps (one request, one step) our verification decided, placeholders too.",
+    names.PLUGIN_PLACEHOLDER_STEPS: "Draft steps whose drafts were all placeholders (-1), which are always rejected.",
+    names.PLUGIN_PLACEHOLDER_TOKENS: "Placeholder drafts (-1).",
+    names.PLUGIN_ATTENTION_DECODE_CALLS: "Calls of our decode attention in engine steps with drafts, one a layer.",
+    ATTENTION_DRAFT_STEPS: "Engine steps with drafts that went through our decode attention.",
+    ENGINE_DRAFT_STEPS: "Engine steps for which the scheduler scheduled a draft: the count to compare with.",
 }
 """Every counter, in the order of its slot in the file."""
 

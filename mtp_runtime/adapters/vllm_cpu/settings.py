@@ -13,7 +13,7 @@ FAULTS = ("verify", "attention")
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """verification: auto | tokenwise | block; fault: which part raises on purpose (tests of "no silent fallback"), or ''."""
+    """verification: auto | tokenwise | block; fault: which part raises on purpose (verify, attention), or ''."""
 
     verification: str
     fault: str

@@ -5,9 +5,12 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs the engine environment")
 transformers = pytest.importorskip("transformers", reason="needs the engine environment")
 
-from mtp_runtime.model import data, export, tokenizer as tok  # noqa: E402
+from mtp_runtime.model import data, export  # noqa: E402
+from mtp_runtime.model import tokenizer as tok  # noqa: E402
 from mtp_runtime.model.arch import Config, rope_table  # noqa: E402
 from mtp_runtime.model.mtp_layer import DeepseekV3, initialise  # noqa: E402
+
+pytestmark = pytest.mark.engine
 
 TOLERANCE = 1e-4
 

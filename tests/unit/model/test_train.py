@@ -9,10 +9,16 @@ torch = pytest.importorskip("torch", reason="needs the engine environment")
 from mtp_runtime.model import data, optim  # noqa: E402
 from mtp_runtime.model.arch import Config, rope_table  # noqa: E402
 from mtp_runtime.model.mtp_layer import DeepseekV3, grow, initialise  # noqa: E402
-from mtp_runtime.model.train import Recipe, Stage, Trainer  # noqa: E402
+from mtp_runtime.model.recipe import Recipe, Stage  # noqa: E402
+from mtp_runtime.model.train import Trainer  # noqa: E402
+
+pytestmark = pytest.mark.engine
 
 SMALL = Config(vocab_size=905)
-STAGES = (Stage(steps=8, layers=2, length=160, batch=2, depths=1), Stage(steps=6, layers=4, length=1024, batch=1, depths=3))
+STAGES = (
+    Stage(steps=8, layers=2, length=160, batch=2, depths=1),
+    Stage(steps=6, layers=4, length=1024, batch=1, depths=3),
+)
 RECIPE = Recipe(stages=STAGES, warmup=4)
 
 
