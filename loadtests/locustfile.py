@@ -29,7 +29,6 @@ from locust.exception import StopUser
 from loadtests.stream import StreamOutcome
 from mtp_runtime.metrics.plan import read_plan
 
-PROMPTS = Path(__file__).parent / "profiles" / "prompts.json"
 CONNECT_READ_TIMEOUT_S = (10.0, 120.0)  # the second is the longest silence inside a stream
 MAX_REQUESTS_LIMIT = 10_000
 KINDS = ("completion", "chat")
@@ -61,7 +60,6 @@ class Run:
         self.max_tokens: int = options.max_tokens
         self.temperature: float = options.temperature
         self.result = Path(options.result)
-        self.prompts: list[str] = json.loads(PROMPTS.read_text(encoding="utf-8"))["prompts"]
         self.numbers = itertools.count()
         self.records: list[Record] = []
         self.model = self._served_model()
@@ -78,9 +76,8 @@ class Run:
         return {"Authorization": f"Bearer {self.api_key}"}
 
     def request(self, number: int) -> tuple[str, str, dict[str, Any]]:
-        """Kind, path and body of request `number`: kinds alternate, prompts go round."""
+        """Kind, path and body of request `number`: kinds alternate, every request has a prompt of its own."""
         kind = KINDS[number % len(KINDS)]
-        prompt = self.prompts[(number // len(KINDS)) % len(self.prompts)]
         body: dict[str, Any] = {
             "model": self.model,
             "max_tokens": self.max_tokens,
@@ -90,8 +87,8 @@ class Run:
             "return_token_ids": True,
         }
         if kind == "chat":
-            return kind, "/v1/chat/completions", body | {"messages": [{"role": "user", "content": prompt}]}
-        return kind, "/v1/completions", body | {"prompt": prompt}
+            return kind, "/v1/chat/completions", body | {"messages": [{"role": "user", "content": prompts.chat(number)}]}
+        return kind, "/v1/completions", body | {"prompt": prompts.completion(number)}
 
 
 def add_options(parser: ArgumentParser) -> None:

@@ -17,8 +17,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def stack() -> Stack:
-    """CLUSTER=local, deployed with `make deploy` on a machine without it."""
+    """The cluster (MTP_CLUSTER, default local), deployed with `make deploy` on a machine without it."""
     # Not at the top: the engine environment, which runs other tests, lacks what it needs.
     from live_stack import Stack
 
-    return Stack.deploy("local")
+    return Stack.deploy()

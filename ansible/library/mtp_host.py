@@ -58,9 +58,12 @@ def describe(pid: int | None, marker: str) -> dict[str, object]:
     try:
         environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
         command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+        name, folder = Path(f"/proc/{pid}/comm").read_text().strip(), os.readlink(f"/proc/{pid}/cwd")
     except OSError:
-        environ, command = [], "?"
-    return {"pid": pid, "command": command[:120], "ours": marker.encode() in environ}
+        return {"pid": pid, "command": "?", "ours": False}
+    # nginx overwrites its environment; its working folder tells whose it is.
+    front = name == "nginx" and folder == marker.split("=", 1)[1] + "/run"
+    return {"pid": pid, "command": command[:120], "ours": front or marker.encode() in environ}
 
 
 def can_bind(host: str, port: int) -> bool:

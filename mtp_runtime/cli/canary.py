@@ -222,8 +222,8 @@ def summary(report: Report, deployed: Deployed) -> list[tuple[str, str]]:
         return "-" if value is None else text.format(value)
 
     return [
-        ("API", f"http://{plan.front}/v1   (model {deployed.model})"),
-        ("API key", str(deployed.key_file)),
+        ("API", f"http://{plan.front}/v1  (model {deployed.model})"),
+        ("API key", f".local/clusters/{name}/secrets/api_key"),
         ("Prometheus", f"http://{plan.prometheus}"),
         ("exporter", f"http://{plan.exporter}/metrics"),
         ("MTP", report.mtp),
@@ -231,8 +231,8 @@ def summary(report: Report, deployed: Deployed) -> list[tuple[str, str]]:
         ("acceptance rate", number(report.acceptance_rate, "{:.1%}")),
         ("acceptance length", number(report.acceptance_length, "{:.2f} tokens a step")),
         ("TPOT", number(report.tpot_seconds and report.tpot_seconds * 1000, "{:.1f} ms")),
-        ("next", f"make status | make validate | make mtp CLUSTER={name} K=0..3 | make logs"),
-        ("", f"make destroy CLUSTER={name}"),
+        ("next", "make status, make validate, make logs"),
+        ("", f"make mtp CLUSTER={name} K=0|1|2|3, make destroy CLUSTER={name}"),
     ]
 
 

@@ -21,11 +21,12 @@ class NotDeployed(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Deployed:
-    """State folder `.local/clusters/NAME` and the plan in it."""
+    """State folder `.local/clusters/NAME`, the plan in it, the model's name and weights folder."""
 
     folder: Path
     plan: Plan
     model: str
+    weights: Path
 
     @classmethod
     def find(cls, cluster: str) -> Deployed:
@@ -34,7 +35,8 @@ class Deployed:
         path = folder / "plan.json"
         if not path.is_file():
             raise NotDeployed(f"{cluster}: not deployed here; start with make deploy CLUSTER={cluster}")
-        return cls(folder, read_plan(path), json.loads(path.read_text(encoding="utf-8"))["model"]["name"])
+        model = json.loads(path.read_text(encoding="utf-8"))["model"]
+        return cls(folder, read_plan(path), model["name"], Path(model["path"]))
 
     @property
     def key_file(self) -> Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from mtp_runtime.model import export, heldout, quality
 from mtp_runtime.model.recipe import Recipe
+from mtp_runtime.model.report import page
 from mtp_runtime.model.train import Trainer
 
 app = typer.Typer(add_completion=False, help="Train the tiny DeepSeek-V3 model and measure what it can do.")
@@ -61,7 +62,7 @@ def train(
 def measure(
     folder: Annotated[Path, typer.Option(help="Folder of the model to measure.")] = export.WEIGHTS,
     prompts: Annotated[int, typer.Option(help="How many held-out prompts.")] = quality.PROMPTS,
-    samples: Annotated[Path | None, typer.Option(help="Write 20 sample completions to this Markdown file.")] = None,
+    report: Annotated[Path | None, typer.Option(help="Write docs/model.md here.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the values as JSON.")] = False,
 ) -> None:
     """Measure perplexity, grammar, variety and acceptance; exit 1 when a limit is missed."""
@@ -70,8 +71,8 @@ def measure(
     seen = heldout.training_ngrams(tokenizer, Recipe())
     chosen = heldout.prompts(tokenizer, prompts, seen)
     found, completions = quality.measure(folder, model, tokenizer, chosen, progress=_watch)
-    if samples:
-        samples.write_text(_samples(tokenizer, chosen, completions))
+    if report:
+        report.write_text(page(model, tokenizer, found, chosen, completions))
     failures = found.failures()
     if as_json:
         print(json.dumps({**asdict(found), "failures": failures}))
@@ -81,17 +82,6 @@ def measure(
     for failure in failures:
         console.print(f"[red]missed: {failure}")
     raise typer.Exit(1 if failures else 0)
-
-
-def _samples(tokenizer: Any, prompts: list[heldout.Prompt], completions: Iterable[list[int]]) -> str:
-    """Markdown of the first 20 prompts and their greedy completions."""
-    parts = []
-    for number, (prompt, completion) in enumerate(list(zip(prompts, completions, strict=False))[:20], 1):
-        verdict = "grammatical" if quality.parses(tokenizer, prompt, completion) else "NOT grammatical"
-        asked = tokenizer.decode(list(prompt.ids), skip_special_tokens=False)
-        told = tokenizer.decode(completion, skip_special_tokens=False)
-        parts.append(f"### {number} ({verdict})\n\n```text\n{asked}\n-----\n{told}\n```\n")
-    return "\n".join(parts)
 
 
 if __name__ == "__main__":

@@ -125,8 +125,8 @@ def book(chat: bool) -> Grammar:
     town.name = yield from _pick(lex.TOWNS)
     yield " for "
     town.days = int((yield from _pick([str(n) for n in lex.DAYS])))
-    yield " days."
-    yield lex.TURN if chat else "\n"
+    # The request is longer than one block of the KV cache, so that prefill has something to hand over.
+    yield f" days: {lex.REQUEST}{lex.TURN}" if chat else " days.\n"
     for number in range(1, town.days + 1):
         yield from _day(town, number)
     yield f"So ends the book of {town.name}."

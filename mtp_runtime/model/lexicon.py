@@ -44,4 +44,5 @@ TRADE_OF = {name: list(TRADES)[index % len(TRADES)] for index, name in enumerate
 RINGS = {"weather": (WEATHER, (1, 2)), "actor": (NAMES, (1, 5, 11)), "place": (PLACES, (1, 5, 8))}
 BUYER_STEPS = (2, 7, 13)
 DAYS = tuple(range(14, 19))  # 14 days are more than 512 tokens
+REQUEST = "tell the weather, who brought what to which place, and who bought how many of it."
 TURN = "\x1e"  # stands between the user's request and the answer of a chat book; never reaches the tokenizer

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -41,19 +41,23 @@ class Quality:
 
     def failures(self) -> list[str]:
         """Every limit that is not met, as text; empty when the model is good enough."""
-        limits = {
-            "perplexity_ratio <= 1.25": self.perplexity_ratio <= 1.25,
-            "parsed >= 0.9": self.parsed >= 0.9,
-            "distinct_4 >= 0.5": self.distinct_4 >= 0.5,
-            "most_repeated_8 <= 3": self.most_repeated_8 <= 3,
-            "0.75 <= acceptance_k1_greedy <= 0.95": 0.75 <= self.acceptance_k1_greedy <= 0.95,
-            "acceptance_length_k3 >= 2.6": self.acceptance_length_k3 >= 2.6,
-        }
-        return [f"{limit} (measured: {asdict(self)[_name(limit)]:.4g})" for limit, met in limits.items() if not met]
+        measured = asdict(self)
+        return [
+            f"{name}: {measured[name]:.4g}, must be {text}"
+            for name, (text, met) in LIMITS.items()
+            if not met(measured[name])
+        ]
 
 
-def _name(limit: str) -> str:
-    return next(word for word in limit.split() if word in Quality.__dataclass_fields__)
+LIMITS: dict[str, tuple[str, Callable[[float], bool]]] = {
+    "perplexity_ratio": ("at most 1.25", lambda x: x <= 1.25),
+    "parsed": ("at least 0.9", lambda x: x >= 0.9),
+    "distinct_4": ("at least 0.5", lambda x: x >= 0.5),
+    "most_repeated_8": ("at most 3", lambda x: x <= 3),
+    "acceptance_k1_greedy": ("0.75 to 0.95", lambda x: 0.75 <= x <= 0.95),
+    "acceptance_length_k3": ("at least 2.6", lambda x: x >= 2.6),
+}
+"""What each value must be, in words and as a check; values without a limit are reported only."""
 
 
 @torch.inference_mode()
@@ -95,7 +99,9 @@ def most_repeated_8(completion: Sequence[int]) -> int:
 def complete(folder: Path, prompts: Sequence[heldout.Prompt], sampled: bool, progress: Any = iter) -> list[list[int]]:
     """Completions by transformers, up to NEW_TOKENS tokens each and cut after EOS; sampled ones at temperature 1."""
     from transformers import DeepseekV3ForCausalLM
+    from transformers.utils import logging
 
+    logging.set_verbosity_error()  # it reports the MTP layer, which it does not use, as unexpected
     model = DeepseekV3ForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     torch.manual_seed(0)
     results: dict[int, list[int]] = {}

@@ -108,3 +108,14 @@ def row_after_prefix(batch: DraftBatch, accepted: torch.Tensor) -> torch.Tensor:
     counts = torch.tensor(batch.counts, dtype=torch.int64, device=accepted.device)
     starts = counts.cumsum(0) - counts
     return (starts + accepted).clamp_(max=max(batch.tokens.shape[0] - 1, 0))
+
+
+def expand_to_tokens(x: torch.Tensor, cumulative: torch.Tensor, replace_from: float, replace_to: float) -> torch.Tensor:
+    """[T] from [B]: each request's value for each of its drafts, replace_from read as replace_to.
+
+    cumulative: [B], drafts up to and including each request.
+    """
+    if replace_from != replace_to:
+        x = torch.where(x == replace_from, torch.full_like(x, replace_to), x)
+    counts = torch.diff(cumulative, prepend=cumulative.new_zeros(1))
+    return x.repeat_interleave(counts)

@@ -18,7 +18,9 @@ from mtp_runtime.cli.deployed import Deployed
 from mtp_runtime.metrics.scrape import Samples, fetch
 
 ROOT = Path(__file__).resolve().parents[2]
-INVENTORIES = ROOT / "ansible" / "inventories"
+# Another cluster than `local` can be put under test, say one on other ports.
+CLUSTER = os.environ.get("MTP_CLUSTER", "local")
+INVENTORIES = Path(os.environ.get("MTP_INVENTORIES", ROOT / "ansible" / "inventories"))
 MAKE_LIMIT_S = 1800
 # Places where a program may leave something behind; pip's cache is the user's own and may grow.
 WATCHED = ("/tmp", "/var/tmp", "/dev/shm", "/run", str(Path.home()))
@@ -28,6 +30,7 @@ PROMPT = "A prompt that is longer than one block of the KV cache, so that decode
 
 def make(*arguments: str, expect: int | None = 0, **variables: str) -> subprocess.CompletedProcess[str]:
     """Runs make and returns it; fails with the end of its output when the exit code is another than `expect`."""
+    variables = {"INVENTORIES": str(INVENTORIES), **variables}
     command = ["make", "-C", str(ROOT), *arguments, *(f"{name}={value}" for name, value in variables.items())]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=MAKE_LIMIT_S, check=False, stdin=subprocess.DEVNULL
@@ -62,7 +65,9 @@ def processes(state: Path, program: str | None = None) -> dict[int, str]:
     found = {}
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
-            if wanted <= set(Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")):
+            # nginx overwrites its environment; its working folder tells whose it is.
+            front = program is None and os.readlink(f"/proc/{pid}/cwd") == f"{state}/run"
+            if front or wanted <= set(Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")):
                 found[int(pid)] = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
         except OSError:
             continue
@@ -93,7 +98,7 @@ class Stack:
     ports: set[int] = field(default_factory=set)
 
     @classmethod
-    def deploy(cls, cluster: str) -> Stack:
+    def deploy(cls, cluster: str = CLUSTER) -> Stack:
         make("destroy", CLUSTER=cluster)
         files, ports, start = files_outside(), listening(), time.monotonic()
         done = make("deploy", CLUSTER=cluster)
@@ -166,7 +171,7 @@ def wait_until(condition: Any, limit_s: float, what: str) -> None:
         time.sleep(0.3)
 
 
-def inventory_copy(folder: Path, cluster: str) -> Path:
+def inventory_copy(folder: Path, cluster: str = CLUSTER) -> Path:
     """A copy of an inventory that a test may spoil; returns its group_vars/all folder."""
     shutil.copytree(INVENTORIES / cluster, folder / cluster)
     return folder / cluster / "group_vars" / "all"

@@ -11,7 +11,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from live_stack import ROOT, Stack, make, processes, wait_until
+from live_stack import CLUSTER, ROOT, Stack, make, processes, wait_until
 
 pytestmark = pytest.mark.live
 
@@ -103,7 +103,7 @@ def test_dead_prefill(stack: Stack) -> None:
         assert red.returncode == 1
         assert "prefill-0.log" in red.stdout
     finally:
-        make("deploy", CLUSTER="local")
+        make("deploy", CLUSTER=CLUSTER)
     assert serves(stack)
 
 
@@ -112,10 +112,10 @@ def test_fault_in_our_part_fails_the_deployment(stack: Stack, tmp_path: Path) ->
     fault = tmp_path / "fault.json"
     fault.write_text(json.dumps({"engine_extra_env": {"decode": {"MTP_RUNTIME_FAULT": "verify"}}}))
     try:
-        done = make("deploy", CLUSTER="local", ARGS=f"-e @{fault}", expect=2)
+        done = make("deploy", CLUSTER=CLUSTER, ARGS=f"-e @{fault}", expect=2)
         assert "the canary is red" in done.stdout
         assert "decode-0.log" in done.stdout
         assert stack.completion(16)[0] >= 500
     finally:
-        make("deploy", CLUSTER="local")
+        make("deploy", CLUSTER=CLUSTER)
     assert serves(stack)

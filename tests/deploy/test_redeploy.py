@@ -9,21 +9,31 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from live_stack import ROOT, Stack, changed, inventory_copy, make
+from live_stack import CLUSTER, INVENTORIES, ROOT, Stack, changed, inventory_copy, make
 
 from mtp_runtime.metrics import names
 
 pytestmark = pytest.mark.live
+# topology.yml: the ports of prefill and decode, in file order
+PORTS = re.findall(
+    r"^    port: \d+$", (INVENTORIES / CLUSTER / "group_vars/all/topology.yml").read_text(), re.MULTILINE
+)
 
 
 def test_deploy_ends_with_a_green_table(stack: Stack) -> None:
-    for wanted in ("the canary is green", "http://127.0.0.1:8000/v1", "acceptance rate", "TPOT", "make validate"):
+    for wanted in (
+        "the canary is green",
+        f"http://{stack.deployed.plan.front}/v1",
+        "acceptance rate",
+        "TPOT",
+        "make validate",
+    ):
         assert wanted in stack.output
 
 
 def test_second_deploy_changes_nothing_within_a_minute(stack: Stack) -> None:
     before, start = stack.pids(), time.monotonic()
-    done = make("deploy", CLUSTER="local")
+    done = make("deploy", CLUSTER=CLUSTER)
     assert changed(done.stdout) == 0, done.stdout
     assert stack.pids() == before
     assert time.monotonic() - start <= 60
@@ -31,7 +41,7 @@ def test_second_deploy_changes_nothing_within_a_minute(stack: Stack) -> None:
 
 def test_check_mode_is_clean(stack: Stack) -> None:
     before = stack.pids()
-    done = make("plan", CLUSTER="local")
+    done = make("plan", CLUSTER=CLUSTER)
     assert changed(done.stdout) == 0, done.stdout
     assert stack.pids() == before
 
@@ -45,7 +55,7 @@ def held_port() -> Iterator[int]:
 def refused(stack: Stack, inventories: Path, *wanted: str) -> None:
     """The deployment fails, names everything in `wanted`, and nothing was stopped, started or rewritten."""
     before, plan = stack.pids(), (stack.state / "plan.json").read_bytes()
-    done = make("deploy", CLUSTER="local", INVENTORIES=str(inventories), expect=2)
+    done = make("deploy", CLUSTER=CLUSTER, INVENTORIES=str(inventories), expect=2)
     text = re.sub(r"\s+", " ", done.stdout + done.stderr)
     for part in wanted:
         assert part in text, text[-3000:]
@@ -61,7 +71,7 @@ def edit(file: Path, pattern: str, replacement: str) -> None:
 
 
 def test_port_held_by_another_program(stack: Stack, tmp_path: Path, held_port: int) -> None:
-    edit(inventory_copy(tmp_path, "local") / "serving.yml", r"^    port: \d+$", f"    port: {held_port}")
+    edit(inventory_copy(tmp_path) / "serving.yml", r"^    port: \d+$", f"    port: {held_port}")
     refused(stack, tmp_path, "H10", "serving.yml", "serving.router.port", str(held_port))
 
 
@@ -72,24 +82,24 @@ def test_port_held_by_another_program(stack: Stack, tmp_path: Path, held_port: i
         ("mtp.yml", r"num_speculative_tokens: .*", "num_speculative_tokens: one", "C02"),
         ("mtp.yml", r"^  method: .*", "  method: crystal_ball", "R19"),
         ("serving.yml", r"^  max_num_batched_tokens:", "  max_batched_tokens:", "C01"),
-        ("topology.yml", r"^    port: 8300", "    port: 8200", "R30"),
+        ("topology.yml", PORTS[1], PORTS[0], "R30"),
     ],
     ids=["K=16", "wrong type", "unknown method", "unknown key", "two instances on one port"],
 )
 def test_bad_inventory(stack: Stack, tmp_path: Path, file: str, pattern: str, replacement: str, wanted: str) -> None:
-    edit(inventory_copy(tmp_path, "local") / file, pattern, replacement)
+    edit(inventory_copy(tmp_path) / file, pattern, replacement)
     refused(stack, tmp_path, wanted, file)
 
 
 @pytest.fixture
-def spoilt_weights(tmp_path: Path) -> tuple[Path, Path]:
+def spoilt_weights(stack: Stack, tmp_path: Path) -> tuple[Path, Path]:
     """An inventory whose weights are a copy that the test may spoil: (inventories, weights folder)."""
-    source, weights = ROOT / "mtp_runtime" / "model" / "weights", tmp_path / "weights"
+    source, weights = ROOT / stack.deployed.weights, tmp_path / "weights"
     weights.mkdir()
     for path in source.iterdir():
         (weights / path.name).write_bytes(path.read_bytes())
     inventories = tmp_path / "inventories"
-    model = inventory_copy(inventories, "local") / "model.yml"
+    model = inventory_copy(inventories) / "model.yml"
     edit(model, r"^  path: .*", f"  path: {weights}")
     edit(model, r"^  manifest: .*", f"  manifest: {weights}/manifest.json")
     return inventories, weights
@@ -117,7 +127,7 @@ def test_the_container_engine_is_refused_before_any_host_is_touched(stack: Stack
 
 
 @pytest.mark.parametrize(
-    "arguments", [{}, {"CLUSTER": "nowhere"}, {"CLUSTER": "local", "K": "x"}, {"CLUSTER": "local"}]
+    "arguments", [{}, {"CLUSTER": "nowhere"}, {"CLUSTER": CLUSTER, "K": "x"}, {"CLUSTER": CLUSTER}]
 )
 def test_mtp_says_what_is_missing(arguments: dict[str, str]) -> None:
     done = make("mtp", expect=2, **arguments)
@@ -127,20 +137,20 @@ def test_mtp_says_what_is_missing(arguments: dict[str, str]) -> None:
 
 def test_mtp_is_switched_by_restarting_what_it_touches(stack: Stack) -> None:
     """K=3 restarts decode only; off restarts both sides and no draft is counted; the canary is part of each."""
-    config = ROOT / "ansible" / "inventories" / "local" / "group_vars" / "all" / "mtp.yml"
+    config = INVENTORIES / CLUSTER / "group_vars" / "all" / "mtp.yml"
     original, before = config.read_bytes(), stack.pids()
     try:
-        make("mtp", CLUSTER="local", K="3")
+        make("mtp", CLUSTER=CLUSTER, K="3")
         three = stack.pids()
         assert three["decode-0"] != before["decode-0"]
         assert {three[name] == before[name] for name in ("prefill-0", "router", "front")} == {True}
-        make("mtp", CLUSTER="local", K="0")
+        make("mtp", CLUSTER=CLUSTER, K="0")
         off = stack.pids()
         assert {off[name] != three[name] for name in ("prefill-0", "decode-0")} == {True}
         assert stack.completion(16)[0] == 200
         assert not stack.metrics("decode").total(names.SPEC_DRAFTS)
     finally:
         config.write_bytes(original)
-        make("deploy", CLUSTER="local")
+        make("deploy", CLUSTER=CLUSTER)
     assert stack.completion(16)[0] == 200
     assert (stack.metrics("decode").total(names.SPEC_DRAFTS) or 0) > 0

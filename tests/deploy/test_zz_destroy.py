@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 
 import pytest
-from live_stack import ROOT, Deployed, Stack, files_outside, listening, make, processes
+from live_stack import CLUSTER, ROOT, Deployed, Stack, files_outside, listening, make, processes
 
 pytestmark = [pytest.mark.live, pytest.mark.last]
 
 
 def test_destroy_leaves_nothing(stack: Stack) -> None:
     assert stack.ports <= listening()
-    make("destroy", CLUSTER="local")
+    make("destroy", CLUSTER=CLUSTER)
     assert processes(stack.state) == {}
     assert not stack.ports & listening()
     assert not stack.state.exists()
@@ -20,7 +20,7 @@ def test_destroy_leaves_nothing(stack: Stack) -> None:
 
 
 def test_destroy_again_changes_nothing(stack: Stack) -> None:
-    assert "changed=0" in make("destroy", CLUSTER="local").stdout
+    assert "changed=0" in make("destroy", CLUSTER=CLUSTER).stdout
 
 
 def test_single_server_without_prefill_and_decode() -> None:

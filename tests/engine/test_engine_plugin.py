@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import random
+from collections import Counter
 
 import pytest
 from engine_arms import Arm, Run, config, start
 
 pytestmark = pytest.mark.engine
 
-TOKENS = 40
+TOKENS = 32
 LENGTHS = [1, 2, 4, 15, 16, 17, 40, 100]
 """Prompt lengths: shorter than K + 1, around one KV block (16 tokens), several blocks."""
 GREEDY = {"temperature": 0.0, "max_tokens": TOKENS}
 PENALTIES = {**GREEDY, "repetition_penalty": 1.3, "presence_penalty": 0.4, "min_tokens": 8}
+TOP_ONE = {"temperature": 1.5, "top_k": 1, "max_tokens": TOKENS}
+"""Sampling with one candidate: stochastic verification with a known answer."""
+DRAWN, SAMPLES, ALPHA = {"temperature": 0.7, "top_k": 2, "max_tokens": 4}, 160, 1e-4
 SEEDED = {"temperature": 1.0, "top_p": 0.95, "top_k": 50, "seed": 7, "max_tokens": TOKENS}
 
 
@@ -29,7 +34,9 @@ RUNS = {
     "logprobs": lambda p: [Run(p[4:7], {**GREEDY, "logprobs": 1})],
     "penalties": lambda p: [Run(p[4:7], PENALTIES)],
     "seeded": lambda p: [Run(p[3:7], SEEDED)] * 2,
-    "mixed": lambda p: [Run(p[3:5], {**SEEDED, "logprobs": 0})],
+    "sampled-logprobs": lambda p: [Run(p[3:5], {**SEEDED, "logprobs": 0})],
+    "top-one": lambda p: [Run(p[4:7], TOP_ONE)],
+    "drawn": lambda p: [Run([p[4]] * SAMPLES, DRAWN)],
 }
 
 
@@ -94,6 +101,34 @@ def test_a_seed_gives_the_same_tokens_again(arms, k: int) -> None:
     assert first["tokens"] == second["tokens"]
     assert len({tuple(tokens) for tokens in first["tokens"]}) == len(first["tokens"])
     assert all(0 <= t < config()["vocab_size"] for tokens in first["tokens"] for t in tokens)
+
+
+@pytest.mark.parametrize("k", [1, 2, 3])
+def test_sampling_from_one_candidate_is_greedy(arms, k: int) -> None:
+    """The candidate limit reaches every draft position."""
+    assert arms[k]["top-one"][0]["tokens"] == arms[0]["top-one"][0]["tokens"]
+    assert arms[k]["top-one"][0]["tokens"] == arms[0]["batch"][0]["tokens"][4:7]
+
+
+@pytest.mark.parametrize("k", [1, 2, 3])
+def test_sampled_sequences_are_distributed_as_without_mtp(arms, k: int) -> None:
+    """Four tokens of two candidates each, against K = 0: a two-sample chi-square over the sequences seen often enough."""
+    off, on = (Counter(map(tuple, arms[i]["drawn"][0]["tokens"])) for i in (0, k))
+    common = [key for key in off | on if off[key] + on[key] >= 10]
+    cells = [(off[key], on[key]) for key in common] + [(SAMPLES - sum(c[key] for key in common) for c in (off, on))]
+    statistic, freedom = 0.0, -1
+    for a, b in map(tuple, cells):
+        if a + b:
+            statistic += (a - b) ** 2 / (a + b)
+            freedom += 1
+    assert freedom > 0
+    assert _chi_square_tail(statistic, freedom) > ALPHA, (off.most_common(5), on.most_common(5))
+
+
+def _chi_square_tail(statistic: float, freedom: int) -> float:
+    """Probability of a larger value, Wilson and Hilferty's approximation."""
+    z = ((statistic / freedom) ** (1 / 3) - (1 - 2 / (9 * freedom))) / math.sqrt(2 / (9 * freedom))
+    return 0.5 * math.erfc(z / math.sqrt(2))
 
 
 @pytest.mark.parametrize("part", ["verify", "attention"])

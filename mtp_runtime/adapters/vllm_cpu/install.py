@@ -44,10 +44,11 @@ def _replace_attention() -> None:
 def _replace_sampler() -> None:
     from vllm.v1.sample import rejection_sampler as engine
 
-    from mtp_runtime.adapters.vllm_cpu.sampler import MtpRejectionSampler, decide
+    from mtp_runtime.adapters.vllm_cpu.sampler import MtpRejectionSampler, decide, expand_batch_to_tokens
 
     engine.RejectionSampler = MtpRejectionSampler
     engine.rejection_sample = decide
+    engine.expand_batch_to_tokens = expand_batch_to_tokens
     # The runner binds the name when it is imported: too early only where the engine was imported before the plugins.
     runner = sys.modules.get("vllm.v1.worker.gpu_model_runner")
     if runner is not None:

@@ -21,6 +21,7 @@ from mtp_runtime.adapters.vllm_cpu.settings import InjectedFault, settings
 from mtp_runtime.adapters.vllm_cpu.steps import Step, watch
 from mtp_runtime.metrics import names
 from mtp_runtime.verify import PLACEHOLDER, DraftBatch, Noise, choose, verify_greedy, verify_mixed
+from mtp_runtime.verify.batch import expand_to_tokens
 
 EngineSampler = engine.RejectionSampler
 
@@ -119,6 +120,17 @@ def decide(
     noise = draw(num_draft_tokens, target.shape[1], sampling_metadata.generators, target.device)
     verify = choose(settings().verification, draft_probs is not None)
     return verify_mixed(batch, greedy, argmax, target, draft_probs, noise, verify).tokens
+
+
+def expand_batch_to_tokens(
+    x: torch.Tensor, cu_num_tokens: torch.Tensor, num_tokens: int, replace_from: int = 0, replace_to: int = 0
+) -> torch.Tensor:
+    """Replaces the function of the same name, which vLLM uses for temperature, top-k and top-p of the drafts.
+
+    In 0.32.0 its CPU kernel writes into a 64-bit copy of anything that is not int64 and drops it: temperatures and
+    limits of drafts are then whatever memory held before.
+    """
+    return expand_to_tokens(x, cu_num_tokens, replace_from, replace_to)
 
 
 def draw(counts: list[int], vocab: int, generators: dict[int, torch.Generator], device: torch.device) -> Noise:

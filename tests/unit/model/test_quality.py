@@ -23,7 +23,7 @@ def test_repetition_measures():
 def test_failures_name_the_limit_and_the_value():
     bad = quality.Quality(1.3, 0.5, 0.6, 4, 0.97, 0.9, 2.0)
     assert len(bad.failures()) == 5
-    assert "perplexity_ratio <= 1.25 (measured: 1.3)" in bad.failures()
+    assert "perplexity_ratio: 1.3, must be at most 1.25" in bad.failures()
     assert quality.Quality(1.1, 0.95, 0.8, 1, 0.85, 0.8, 2.9).failures() == []
 
 

@@ -7,6 +7,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="verification tests run in the engine environment")
 
 from mtp_runtime.verify import DraftBatch, Noise, choose, verify_greedy, verify_mixed, verify_tokenwise  # noqa: E402
+from mtp_runtime.verify.batch import expand_to_tokens  # noqa: E402
 from mtp_runtime.verify.block import verify_block  # noqa: E402
 
 pytestmark = pytest.mark.engine
@@ -87,3 +88,13 @@ def test_auto_takes_block_only_where_it_gains() -> None:
     assert choose("auto", has_draft_probs=False) is verify_tokenwise
     assert choose("auto", has_draft_probs=True) is verify_block
     assert choose("block", has_draft_probs=False) is verify_block
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int32, torch.int64])
+def test_request_values_reach_every_draft(dtype) -> None:
+    """Ragged, a request without drafts among them; temperature 0 stands for greedy and is read as 1."""
+    values, cumulative = torch.tensor([4, 0, 6, 9], dtype=dtype), torch.tensor([2, 3, 3, 6], dtype=torch.int32)
+    assert expand_to_tokens(values, cumulative, 0, 0).tolist() == [4, 4, 0, 9, 9, 9]
+    replaced = expand_to_tokens(values, cumulative, 0, 1)
+    assert replaced.tolist() == [4, 4, 1, 9, 9, 9]
+    assert replaced.dtype == dtype

@@ -2,7 +2,8 @@
 
 MTP_CLUSTER_ROOT in the environment names the cluster; with MTP_PROGRAM only that program's former processes are meant
 (each program runs this before it starts), without it all of them (when no supervisor runs). A process is known by
-carrying the same values in its own environment, whatever its name or parent. Prints the processes it ended.
+carrying the same values in its own environment, whatever its name or parent; nginx overwrites its environment and is
+known by its working folder instead. Prints the processes it ended.
 """
 
 from __future__ import annotations
@@ -40,14 +41,25 @@ def own_line() -> set[int]:
     return line
 
 
+def is_front(pid: int) -> bool:
+    """An nginx in this cluster's run folder."""
+    try:
+        name = Path(f"/proc/{pid}/comm").read_text().strip()
+        return name == "nginx" and os.readlink(f"/proc/{pid}/cwd") == f"{os.environ['MTP_CLUSTER_ROOT']}/run"
+    except OSError:
+        return False
+
+
 def find(wanted: set[bytes]) -> list[int]:
     """Processes that carry all of `wanted`, without this one and its ancestors; zombies do not count."""
+    front = os.environ.get("MTP_PROGRAM", "front") == "front"
     found, spared = [], own_line()
     for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
         if pid in spared:
             continue
         try:
-            if wanted <= set(Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")):
+            environment = set(Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
+            if wanted <= environment or (front and is_front(pid)):
                 found.append(pid)
         except OSError:
             continue
