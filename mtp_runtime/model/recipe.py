@@ -27,13 +27,13 @@ class Recipe:
     stages: tuple[Stage, ...] = (
         Stage(steps=700, layers=4, length=160, batch=4, depths=1),
         Stage(steps=150, layers=4, length=1024, batch=2, depths=3),
-        Stage(steps=350, layers=20, length=1024, batch=2, depths=3),
+        Stage(steps=200, layers=20, length=1024, batch=2, depths=3),
     )
     mtp_weight: float = 0.3
     muon_lr: float = 0.005
     adam_lr: float = 3e-3
     warmup: int = 20
-    decay_from: float = 0.75
+    decay_from: float = 0.83
     balance: float = 1e-3
     seed: int = 20
     save_every: int = 50

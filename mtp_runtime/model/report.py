@@ -37,7 +37,7 @@ trades, goods and pronouns agree, every sum comes out right. A chat asks for a b
 
 ## Training
 
-`make model` ($steps steps, $books books; resumes from `.local/model/checkpoint.pt`; the same limits, not the same hash).
+`make model` ($steps steps, $books books; resumes from `.local/model/checkpoint.pt`; same limits, not same hash).
 Loss: cross entropy of the main model plus $weight times the mean of the cross entropies of the MTP depths; at every
 depth the MTP layer attends to what an engine's one KV cache would hold. Stages:
 

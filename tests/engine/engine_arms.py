@@ -133,8 +133,9 @@ def _watch_scheduler(llm: Any) -> dict[str, int]:
     def schedule(*args: Any, **kwargs: Any) -> Any:
         output = original(*args, **kwargs)
         seen["steps"] += output.total_num_scheduled_tokens > 0
-        seen["draft_steps"] += bool(output.scheduled_spec_decode_tokens)
-        seen["requests_with_drafts"] += len(output.scheduled_spec_decode_tokens)
+        drafts = [tokens for tokens in output.scheduled_spec_decode_tokens.values() if tokens]
+        seen["draft_steps"] += bool(drafts)
+        seen["requests_with_drafts"] += len(drafts)
         return output
 
     scheduler.schedule = schedule

@@ -112,7 +112,7 @@ def test_sampling_from_one_candidate_is_greedy(arms, k: int) -> None:
 
 @pytest.mark.parametrize("k", [1, 2, 3])
 def test_sampled_sequences_are_distributed_as_without_mtp(arms, k: int) -> None:
-    """Four tokens of two candidates each, against K = 0: a two-sample chi-square over the sequences seen often enough."""
+    """Four tokens of two candidates each, against K = 0: two-sample chi-square over sequences seen often enough."""
     off, on = (Counter(map(tuple, arms[i]["drawn"][0]["tokens"])) for i in (0, k))
     common = [key for key in off | on if off[key] + on[key] >= 10]
     cells = [(off[key], on[key]) for key in common] + [(SAMPLES - sum(c[key] for key in common) for c in (off, on))]

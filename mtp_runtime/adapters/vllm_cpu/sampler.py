@@ -56,6 +56,9 @@ class MtpRejectionSampler(EngineSampler):  # type: ignore[misc, valid-type]
             if self._fault:
                 raise InjectedFault("verify")
             self._count(metadata)
+        if not metadata.draft_token_ids.numel():
+            # Every request was listed with zero drafts, which vLLM's own sampler does not survive with top-k.
+            return self.sampler(logits=logits, sampling_metadata=sampling_metadata)
         if not is_plain_greedy(sampling_metadata):
             return super().forward(metadata, draft_probs, logits, sampling_metadata)
         # Nothing but the argmax matters: one pass over all rows, target and bonus alike.

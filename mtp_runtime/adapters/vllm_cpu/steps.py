@@ -28,8 +28,9 @@ def watch(runner_class: type) -> None:
 
     @functools.wraps(original)
     def execute_model(self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
-        drafts = scheduler_output.scheduled_spec_decode_tokens
-        Step.draft_rows = sum(map(len, drafts.values())) + len(drafts)
+        # A request near its token limit may be listed with no draft at all.
+        drafts = [len(tokens) for tokens in scheduler_output.scheduled_spec_decode_tokens.values() if tokens]
+        Step.draft_rows = sum(drafts) + len(drafts)
         if drafts:
             count.add()
         return original(self, scheduler_output, *args, **kwargs)
