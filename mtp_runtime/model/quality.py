@@ -25,6 +25,7 @@ from mtp_runtime.model.mtp_layer import DeepseekV3
 
 PROMPTS = 200
 NEW_TOKENS = 128
+BATCH = 100  # prompts that transformers completes at a time
 
 
 @dataclass(frozen=True)
@@ -105,8 +106,7 @@ def complete(folder: Path, prompts: Sequence[heldout.Prompt], sampled: bool, pro
     model = DeepseekV3ForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     torch.manual_seed(0)
     results: dict[int, list[int]] = {}
-    by_length = sorted(range(len(prompts)), key=lambda i: len(prompts[i].ids))
-    groups = [by_length[i : i + 50] for i in range(0, len(by_length), 50)]
+    groups = [range(i, min(i + BATCH, len(prompts))) for i in range(0, len(prompts), BATCH)]
     for group in progress(groups):
         longest = max(len(prompts[i].ids) for i in group)
         ids = torch.full((len(group), longest), tok.EOS_ID)
@@ -141,12 +141,12 @@ def drafts(model: DeepseekV3, ids: Sequence[int], depths: int) -> tuple[Tensor, 
     return torch.stack(best), model.lm_head(hidden)[0].softmax(-1)
 
 
-def greedy_acceptance(model: DeepseekV3, prompt: int, ids: Sequence[int], k: int) -> tuple[int, int, int]:
+def greedy_acceptance(best: Tensor, prompt: int, ids: Sequence[int], k: int) -> tuple[int, int, int]:
     """Walk a greedy text (prompt of `prompt` tokens, then completion) as an engine with K = k does.
 
-    Returns (steps, drafts, accepted); only drafts for tokens that the text holds count.
+    best: draft tokens as `drafts` returns them, at least k depths. Returns (steps, drafts, accepted); only drafts for
+    tokens that the text holds count.
     """
-    best, _ = drafts(model, ids, k)
     steps = drafted = accepted = 0
     place = prompt - 1  # h at the last prompt token and the first emitted token give the first draft
     while place + 2 < len(ids):
@@ -171,10 +171,13 @@ def measure(folder: Path, model: DeepseekV3, tokenizer: Tokenizer, prompts: Sequ
     """All of `Quality` for the weights in `folder`, and the greedy completions it was measured on."""
     greedy = complete(folder, prompts, sampled=False, progress=progress)
     sampled = complete(folder, prompts[: len(prompts) // 2], sampled=True, progress=progress)
-    walks = {}
-    for k in (1, 3):
-        rows = [greedy_acceptance(model, len(p.ids), [*p.ids, *c], k) for p, c in zip(prompts, greedy, strict=True)]
-        walks[k] = tuple(map(sum, zip(*rows, strict=True)))
+    rows: dict[int, list[tuple[int, int, int]]] = {1: [], 3: []}
+    for prompt, completion in zip(prompts, greedy, strict=True):
+        ids = [*prompt.ids, *completion]
+        best, _ = drafts(model, ids, max(rows))
+        for k, found in rows.items():
+            found.append(greedy_acceptance(best, len(prompt.ids), ids, k))
+    walks = {k: tuple(map(sum, zip(*found, strict=True))) for k, found in rows.items()}
     chances = [sampled_acceptance(model, len(p.ids), [*p.ids, *c]) for p, c in zip(prompts, sampled, strict=False)]
     quality = Quality(
         perplexity_ratio=perplexity_ratio(model, tokenizer, [p.index for p in prompts]),

@@ -11,14 +11,14 @@ from engine_arms import Arm, Run, config, start
 
 pytestmark = pytest.mark.engine
 
-TOKENS = 32
+TOKENS = 24
 LENGTHS = [1, 2, 4, 15, 16, 17, 40, 100]
 """Prompt lengths: shorter than K + 1, around one KV block (16 tokens), several blocks."""
 GREEDY = {"temperature": 0.0, "max_tokens": TOKENS}
 PENALTIES = {**GREEDY, "repetition_penalty": 1.3, "presence_penalty": 0.4, "min_tokens": 8}
 TOP_ONE = {"temperature": 1.5, "top_k": 1, "max_tokens": TOKENS}
 """Sampling with one candidate: stochastic verification with a known answer."""
-DRAWN, SAMPLES, ALPHA = {"temperature": 0.7, "top_k": 2, "max_tokens": 4}, 160, 1e-4
+DRAWN, SAMPLES, ALPHA = {"temperature": 0.7, "top_k": 2, "max_tokens": 4}, 96, 1e-4
 SEEDED = {"temperature": 1.0, "top_p": 0.95, "top_k": 50, "seed": 7, "max_tokens": TOKENS}
 
 
