@@ -61,8 +61,9 @@ status: venv ## [CLUSTER=name]: processes, health, MTP state
 	@$(BIN)/mtpctl status $(or $(CLUSTER),$(DEPLOYED))
 
 .PHONY: validate
-validate: one-deployed venv ## [CLUSTER=name]: load test through the router, with a report
-	@$(BIN)/python -m loadtests.validate --cluster $(or $(CLUSTER),$(DEPLOYED)) $(ARGS)
+validate: one-deployed venv ## [CLUSTER= USERS= REQUESTS= DURATION=]: load test through the router, with a report
+	@$(BIN)/python -m loadtests.validate --cluster $(or $(CLUSTER),$(DEPLOYED)) $(if $(USERS),--users $(USERS)) \
+	  $(if $(REQUESTS),--requests $(REQUESTS)) $(if $(DURATION),--duration $(DURATION)) $(ARGS)
 
 .PHONY: mtp
 mtp: need-cluster need-k venv ## CLUSTER=name K=0..15: turn MTP off (0) or set K, restart what changed, canary
@@ -140,12 +141,13 @@ bench-engine: engine ## step cost and TPOT with and without MTP, in one process
 ##@ Build
 
 .PHONY: model
-model: engine ## train the tiny model again (resumable, up to 90 minutes)
+model: engine ## train the tiny model again and measure it (resumable)
 	@$(ENGINE_PYTHON) -m mtp_runtime.model train $(ARGS)
+	@$(ENGINE_PYTHON) -m mtp_runtime.model quality --report docs/model.md
 
 .PHONY: dashboards
 dashboards: venv ## generate the Grafana dashboard
-	@$(BIN)/python dashboards/build.py
+	@$(BIN)/python -m dashboards.build
 
 .PHONY: lock
 lock: venv ## write requirements/*.txt from *.in

@@ -28,6 +28,7 @@ from locust.exception import StopUser
 
 from loadtests.stream import StreamOutcome
 from mtp_runtime.metrics.plan import read_plan
+from mtp_runtime.model import prompts
 
 CONNECT_READ_TIMEOUT_S = (10.0, 120.0)  # the second is the longest silence inside a stream
 MAX_REQUESTS_LIMIT = 10_000
@@ -87,7 +88,11 @@ class Run:
             "return_token_ids": True,
         }
         if kind == "chat":
-            return kind, "/v1/chat/completions", body | {"messages": [{"role": "user", "content": prompts.chat(number)}]}
+            return (
+                kind,
+                "/v1/chat/completions",
+                body | {"messages": [{"role": "user", "content": prompts.chat(number)}]},
+            )
         return kind, "/v1/completions", body | {"prompt": prompts.completion(number)}
 
 
