@@ -9,6 +9,7 @@ from __future__ import annotations
 import http.client
 import os
 import shlex
+import subprocess
 import sys
 import time
 import urllib.error
@@ -43,6 +44,7 @@ class Supervisor:
     """The cluster's supervisor. Its socket has a relative path: absolute ones may not be longer than 107 bytes."""
 
     def __init__(self, state: Path) -> None:
+        self.state = state
         os.chdir(state / "run")
         transport = SupervisorTransport(None, None, serverurl="unix://supervisor.sock")
         self.rpc = xmlrpc.client.ServerProxy("http://127.0.0.1", transport=transport).supervisor
@@ -54,10 +56,17 @@ class Supervisor:
             return None
 
     def remove(self, name: str) -> None:
-        """Stops the whole process group and forgets the program."""
+        """Stops the whole process group, ends what ignored the signal, and forgets the program."""
         if self.info(name):
             self.rpc.stopProcessGroup(name)
             self.rpc.removeProcessGroup(name)
+            environment = {"MTP_CLUSTER_ROOT": str(self.state), "MTP_PROGRAM": name}
+            subprocess.run(
+                [sys.executable, str(self.state / "bin" / "end_former.py")],
+                env=environment,
+                stdout=subprocess.DEVNULL,
+                check=False,
+            )
 
     def add(self, name: str) -> None:
         self.rpc.reloadConfig()

@@ -158,9 +158,11 @@ class Stack:
         connection.request("POST", path, json.dumps({**body, "stream": True}), self.headers(""))
         answer = connection.getresponse()
         assert answer.status == 200, answer.read()
-        while line := answer.readline():
-            if line.startswith(b"data: "):
-                yield line[6:].decode().strip()
+        rest = b""
+        # read1, not readline: http.client's readline takes a stream that breaks off for one that ends.
+        while piece := answer.read1(65536):
+            *lines, rest = (rest + piece).split(b"\n")
+            yield from (line[6:].decode().strip() for line in lines if line.startswith(b"data: "))
 
 
 def wait_until(condition: Any, limit_s: float, what: str) -> None:

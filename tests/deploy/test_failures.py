@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -68,36 +67,10 @@ def test_dead_decode(stack: Stack) -> None:
     assert not left, f"orphans of the killed server still run: {left}"
 
 
-def test_orphans_of_others_are_spared(stack: Stack) -> None:
-    """Only processes with this cluster's and program's marker are ended."""
-    environment = {"MTP_CLUSTER_ROOT": "/somewhere/else", "MTP_PROGRAM": "decode-0", "PATH": os.environ["PATH"]}
-    stranger = subprocess.Popen(["sleep", "300"], env=environment)
-    sibling = subprocess.Popen(
-        ["sleep", "300"], env={**environment, "MTP_CLUSTER_ROOT": str(stack.state), "MTP_PROGRAM": "x"}
-    )
-    former = subprocess.Popen(
-        ["sleep", "300"], env={**environment, "MTP_CLUSTER_ROOT": str(stack.state), "MTP_PROGRAM": "y"}
-    )
-    try:
-        subprocess.run(
-            [sys.executable, str(stack.state / "bin" / "end_former.py")],
-            env={**environment, "MTP_CLUSTER_ROOT": str(stack.state), "MTP_PROGRAM": "y"},
-            check=True,
-            timeout=60,
-        )
-        assert former.wait(10) == -signal.SIGTERM
-        assert stranger.poll() is None
-        assert sibling.poll() is None
-    finally:
-        for process in (stranger, sibling, former):
-            process.kill()
-            process.wait()
-
-
 def test_dead_prefill(stack: Stack) -> None:
     stack.supervisorctl("stop", "prefill-0")
     try:
-        assert processes(stack.state, "prefill-0") == {}, "a part of the process group survived"
+        wait_until(lambda: processes(stack.state, "prefill-0") == {}, 15, "the whole process group gone")
         wait_until(lambda: stack.completion(4)[0] >= 500, 20, "an error for new requests")
         red = canary(stack)
         assert red.returncode == 1

