@@ -18,6 +18,7 @@ import random
 import statistics
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -59,8 +60,10 @@ class Worker:
     """An engine process, driven by one JSON line a request. Raises RuntimeError when it dies."""
 
     def __init__(self, arm: Arm, options: argparse.Namespace) -> None:
+        self.counters = tempfile.TemporaryDirectory()  # of the plugin; the engine is killed in the end
         env = {
             **os.environ,
+            "MTP_RUNTIME_COUNTERS_DIR": self.counters.name,
             "OMP_NUM_THREADS": "1",
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -99,6 +102,7 @@ class Worker:
         """End this process and wait for it."""
         self.process.kill()
         self.process.wait()
+        self.counters.cleanup()
 
 
 def prompts(options: argparse.Namespace) -> list[list[int]]:

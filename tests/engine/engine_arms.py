@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import tempfile
 import traceback
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -60,21 +61,23 @@ def start(arms: list[Arm]) -> list[dict[str, Any]]:
     results = []
     for arm in arms:
         receiver, sender = context.Pipe(duplex=False)
-        process = context.Process(target=_child, args=(arm, sender))
-        process.start()
-        sender.close()
-        try:
-            results.append(receiver.recv() if receiver.poll(LIMIT_S) else {"error": f"no answer in {LIMIT_S} s"})
-        except EOFError:
-            process.join(10)
-            results.append({"error": f"the engine process died, exit code {process.exitcode}"})
-        process.terminate()  # only this arm's own process
-        process.join()
+        with tempfile.TemporaryDirectory() as counters:  # the arm ends without a chance to tidy up
+            env = {**arm.env, "MTP_RUNTIME_COUNTERS_DIR": counters}
+            process = context.Process(target=_child, args=(arm, env, sender))
+            process.start()
+            sender.close()
+            try:
+                results.append(receiver.recv() if receiver.poll(LIMIT_S) else {"error": f"no answer in {LIMIT_S} s"})
+            except EOFError:
+                process.join(10)
+                results.append({"error": f"the engine process died, exit code {process.exitcode}"})
+            process.terminate()  # only this arm's own process
+            process.join()
     return results
 
 
-def _child(arm: Arm, sender: Any) -> None:
-    os.environ.update(arm.env)
+def _child(arm: Arm, env: dict[str, str], sender: Any) -> None:
+    os.environ.update(env)
     try:
         sender.send(_serve(arm))
     except BaseException:

@@ -27,6 +27,7 @@ from mtp_runtime.metrics import names
 ATTENTION_DRAFT_STEPS = "mtp_runtime_attention_draft_steps_total"
 ENGINE_DRAFT_STEPS = "mtp_runtime_engine_draft_steps_total"
 
+PREFIX = "mtp-counters-"
 FOLDER = "MTP_RUNTIME_COUNTERS_DIR"
 """Environment variable, set by the first process of a server for its children."""
 
@@ -46,13 +47,20 @@ _ROWS: dict[str, np.ndarray] = {}
 
 
 def folder() -> Path:
-    """Where this server's processes count. The first process to ask makes it, tells its children and removes it."""
+    """Where this server's processes count. The first process to ask makes it, tells its children and removes it.
+
+    A process that was killed leaves its folder behind: the next one takes away those whose owner is gone.
+    """
     known = os.environ.get(FOLDER)
     if known:
         return Path(known)
-    made = tempfile.mkdtemp(prefix="mtp-counters-")
-    os.environ[FOLDER] = made
     owner = os.getpid()
+    for old in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        pid = old.name.removeprefix(PREFIX).split("-")[0]
+        if pid.isdecimal() and not Path("/proc", pid).exists():
+            shutil.rmtree(old, ignore_errors=True)
+    made = tempfile.mkdtemp(prefix=f"{PREFIX}{owner}-")
+    os.environ[FOLDER] = made
     # A forked child inherits the hook: only the owner may remove the folder.
     atexit.register(lambda: shutil.rmtree(made, ignore_errors=True) if os.getpid() == owner else None)
     return Path(made)
