@@ -20,16 +20,15 @@ from mtp_runtime.cli.deployed import Deployed
 from mtp_runtime.metrics import engine_stats, names
 from mtp_runtime.metrics.plan import Engine
 from mtp_runtime.metrics.scrape import Samples, ScrapeError, fetch
+from mtp_runtime.model import prompts
 
 MIN_TOKENS = 32
 MAX_TOKENS = 64
 REQUEST_TIMEOUT_S = 120.0
 # An engine publishes a request's counters shortly after its answer.
 SETTLE_S = 10.0
-PROMPT = (
-    "The canary asks for a short text. It is longer than one block of the KV cache, so that prefill and decode have "
-    "something to hand over, and it says nothing that matters to anybody."
-)
+# Text the tiny model knows, and longer than one block of the KV cache: decode must have something to pull.
+PROMPT = prompts.completion(0)
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
@@ -184,10 +183,15 @@ def _counter_checks(
         )
     ]
     if plan.mtp_enabled:
-        verify = decode(names.PLUGIN_VERIFY_CALLS)
-        attention = decode(names.PLUGIN_ATTENTION_DECODE_CALLS)
-        detail = f"our verification was called {verify:.0f} times, our decode attention {attention:.0f} times"
-        checks.append(Check("plugin", verify > 0 and attention > 0, detail, log))
+        steps, verify = decode(names.PLUGIN_ENGINE_DRAFT_STEPS), decode(names.PLUGIN_VERIFY_CALLS)
+        attention = decode(names.PLUGIN_ATTENTION_DRAFT_STEPS)
+        # Every step with drafts went through both; beside other traffic the three are read at slightly other times.
+        alone = decode(names.REQUEST_SUCCESS) == 1
+        ours = steps > 0 and verify > 0 and attention > 0 and (not alone or steps == verify == attention)
+        detail = (
+            f"of {steps:.0f} steps with drafts our verification took {verify:.0f}, our decode attention {attention:.0f}"
+        )
+        checks.append(Check("plugin", ours, detail, log))
     if prefill:
         transfers = decode(f"{names.NIXL_XFER_TIME}_count")
         requests = moved(prefill)(names.REQUEST_SUCCESS)

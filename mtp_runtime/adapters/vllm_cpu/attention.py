@@ -18,7 +18,7 @@ from vllm.model_executor.layers.attention.mla_attention import (
 )
 from vllm.v1.attention.backends.mla.cpu_mla import CPUMLABackend, CPUMLAImpl
 
-from mtp_runtime.adapters.vllm_cpu.counters import ATTENTION_DRAFT_STEPS, Count
+from mtp_runtime.adapters.vllm_cpu.counters import Count
 from mtp_runtime.adapters.vllm_cpu.settings import InjectedFault, settings
 from mtp_runtime.adapters.vllm_cpu.steps import Step
 from mtp_runtime.attention.batch_expansion import expand_rows
@@ -91,7 +91,7 @@ class MtpMLAImpl(CPUMLAImpl):
         super().__init__(*args, **kwargs)
         self._fault = settings().fault == "attention"
         self._calls = Count(names.PLUGIN_ATTENTION_DECODE_CALLS)
-        self._steps = Count(ATTENTION_DRAFT_STEPS)
+        self._steps = Count(names.PLUGIN_ATTENTION_DRAFT_STEPS)
 
     def forward_mqa(self, q: Any, kv_c_and_k_pe_cache: torch.Tensor, attn_metadata: Any, layer: Any) -> Any:
         """Decode [T, heads, 576] queries. Returns ([T, heads, 512], None)."""

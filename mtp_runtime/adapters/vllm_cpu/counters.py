@@ -24,9 +24,6 @@ from prometheus_client.registry import Collector
 
 from mtp_runtime.metrics import names
 
-ATTENTION_DRAFT_STEPS = "mtp_runtime_attention_draft_steps_total"
-ENGINE_DRAFT_STEPS = "mtp_runtime_engine_draft_steps_total"
-
 PREFIX = "mtp-counters-"
 FOLDER = "MTP_RUNTIME_COUNTERS_DIR"
 """Environment variable, set by the first process of a server for its children."""
@@ -37,8 +34,8 @@ DESCRIPTIONS = {
     names.PLUGIN_PLACEHOLDER_STEPS: "Draft steps whose drafts were all placeholders (-1), which are always rejected.",
     names.PLUGIN_PLACEHOLDER_TOKENS: "Placeholder drafts (-1).",
     names.PLUGIN_ATTENTION_DECODE_CALLS: "Calls of our decode attention in engine steps with drafts, one a layer.",
-    ATTENTION_DRAFT_STEPS: "Engine steps with drafts that went through our decode attention.",
-    ENGINE_DRAFT_STEPS: "Engine steps for which the scheduler scheduled a draft: the count to compare with.",
+    names.PLUGIN_ATTENTION_DRAFT_STEPS: "Engine steps with drafts that went through our decode attention.",
+    names.PLUGIN_ENGINE_DRAFT_STEPS: "Engine steps for which the scheduler scheduled a draft.",
 }
 """Every counter, in the order of its slot in the file."""
 

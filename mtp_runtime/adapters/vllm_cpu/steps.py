@@ -6,7 +6,8 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from mtp_runtime.adapters.vllm_cpu.counters import ENGINE_DRAFT_STEPS, Count
+from mtp_runtime.adapters.vllm_cpu.counters import Count
+from mtp_runtime.metrics import names
 
 
 class Step:
@@ -24,7 +25,7 @@ def watch(runner_class: type) -> None:
     original: Callable[..., Any] = runner_class.execute_model  # type: ignore[attr-defined]
     if getattr(original, "mtp_runtime", False):
         return
-    count = Count(ENGINE_DRAFT_STEPS)
+    count = Count(names.PLUGIN_ENGINE_DRAFT_STEPS)
 
     @functools.wraps(original)
     def execute_model(self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
