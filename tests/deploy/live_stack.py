@@ -99,7 +99,9 @@ class Stack:
 
     @classmethod
     def deploy(cls, cluster: str = CLUSTER) -> Stack:
-        make("destroy", CLUSTER=cluster)
+        # While tests are written: MTP_REUSE=1 keeps a stack that already runs.
+        if not os.environ.get("MTP_REUSE"):
+            make("destroy", CLUSTER=cluster)
         files, ports, start = files_outside(), listening(), time.monotonic()
         done = make("deploy", CLUSTER=cluster)
         plan = json.loads((ROOT / ".local" / "clusters" / cluster / "plan.json").read_text())
