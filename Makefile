@@ -116,9 +116,9 @@ UNIT_ENGINE := $(wildcard tests/unit/adapters tests/unit/attention tests/unit/mo
 
 .PHONY: test-unit
 test-unit: venv engine ## tests that start no server (torch parts run in the engine environment)
-	@$(call say,'unit tests, control environment')
+	@$(call say,'unit tests (control environment)')
 	@$(BIN)/python -m pytest $(filter-out $(UNIT_ENGINE),$(wildcard tests/unit/*)) -m 'not live' $(PYTEST_ARGS)
-	@$(call say,'unit tests, engine environment')
+	@$(call say,'unit tests (engine environment)')
 	@$(ENGINE_PYTHON) -m pytest $(UNIT_ENGINE) $(PYTEST_ARGS)
 
 .PHONY: test-engine
