@@ -26,6 +26,10 @@ DEPLOYED = $(notdir $(patsubst %/,%,$(wildcard $(LOCAL)/clusters/*/)))
 
 # Everything that runs keeps its files inside the repository: temporary files, caches, Ansible's own folders.
 export TMPDIR := $(ROOT)/$(LOCAL)/tmp
+# libnuma, which vLLM's extension needs, where the machine lacks it.
+export LD_LIBRARY_PATH := $(ROOT)/$(LOCAL)/deb/usr/lib/x86_64-linux-gnu
+# Ansible refuses to start in a locale that the machine has not generated.
+export LC_ALL := C.UTF-8
 export XDG_CACHE_HOME := $(ROOT)/$(LOCAL)/cache
 export ANSIBLE_CONFIG := $(ROOT)/ansible/ansible.cfg
 export ANSIBLE_HOME := $(ROOT)/$(LOCAL)/ansible

@@ -36,6 +36,7 @@ options:
   timeout_s: {description: seconds until it must be healthy, type: int, default: 60}
   stop_s: {description: seconds between SIGTERM and SIGKILL, type: int, default: 20}
 """
+ALREADY_STARTED = 60  # supervisor.xmlrpc.Faults
 UP = {"RUNNING", "STARTING"}
 LOG_LINES = 25
 
@@ -179,8 +180,12 @@ def ensure_present(module: AnsibleModule, state: Path) -> None:
         for path, (text, mode) in files.items():
             write(path, text, mode)
         supervisor.add(name)
-    if not running and (found := supervisor.info(name)) and found["statename"] not in UP:
-        supervisor.rpc.startProcess(name, False)
+    if (stale or not running) and (found := supervisor.info(name)) and found["statename"] not in UP:
+        try:
+            supervisor.rpc.startProcess(name, False)
+        except xmlrpc.client.Fault as fault:
+            if fault.faultCode != ALREADY_STARTED:  # supervisor starts an added program by itself, a moment later
+                raise
     problem = wait(supervisor, params)
     if problem:
         log = state / "logs" / f"{name}.log"

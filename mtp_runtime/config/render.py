@@ -91,7 +91,7 @@ def _router(cluster: Cluster, ranks: list[Rank]) -> dict[str, Any]:
 
 
 def _listener(cluster: Cluster, found: Listener) -> dict[str, Any]:
-    """One socket, with the file and key that choose its port: for the check that nobody else holds it (H06)."""
+    """One socket, with the file and key that choose its port: for the check that nobody else holds it (H10)."""
     section, *rest = found.key
     inventory = f"ansible/inventories/{cluster.name}"
     in_hosts = section == "hosts"

@@ -212,9 +212,3 @@ def is_prefix(text: str, chat: bool) -> bool:
     """Whether `text` is a whole book or can be continued to one."""
     reader, complete = _follow(text, chat)
     return complete or reader.partial
-
-
-def parsed_length(text: str, chat: bool) -> int:
-    """How many leading characters of `text` the grammar accepts (all of them when `is_prefix`)."""
-    reader, complete = _follow(text, chat)
-    return len(text) if complete or reader.partial else reader.at
