@@ -70,7 +70,7 @@ def measure(
     console.print("collecting the training text's 20-grams")
     seen = heldout.training_ngrams(tokenizer, Recipe())
     chosen = heldout.prompts(tokenizer, prompts, seen)
-    found, completions = quality.measure(folder, model, tokenizer, chosen, progress=_watch)
+    found, completions = quality.measure(model, tokenizer, chosen, progress=_watch)
     if report:
         report.write_text(page(model, tokenizer, found, chosen, completions))
     failures = found.failures()

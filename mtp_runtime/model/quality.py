@@ -1,8 +1,8 @@
 """What the shipped weights must be able to do, measured without an engine.
 
 Perplexity against the grammar's own, grammatical completions, variety, and how often the MTP layer's drafts would be
-accepted. Completions come from transformers' own DeepseekV3ForCausalLM, acceptance from the float32 reference of
-`mtp_layer`: an engine must reproduce both.
+accepted. All of it by the float32 reference, whose logits agree with transformers' DeepseekV3ForCausalLM to 1e-4
+(`tests/unit/model/test_reference.py`); an engine must reproduce it.
 """
 
 from __future__ import annotations
@@ -11,21 +11,19 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from mtp_runtime.model import data, grammar, heldout
+from mtp_runtime.model import data, decode, grammar, heldout
 from mtp_runtime.model import tokenizer as tok
 from mtp_runtime.model.arch import rope_table
 from mtp_runtime.model.mtp_layer import DeepseekV3
 
 PROMPTS = 200
 NEW_TOKENS = 128
-BATCH = 100  # prompts that transformers completes at a time
 
 
 @dataclass(frozen=True)
@@ -62,18 +60,23 @@ LIMITS: dict[str, tuple[str, Callable[[float], bool]]] = {
 
 
 @torch.inference_mode()
-def perplexity_ratio(model: DeepseekV3, tokenizer: Tokenizer, indices: Sequence[int]) -> float:
-    """exp of the nats a token that the model needs beyond the grammar, over whole held-out books."""
-    model_nats = grammar_nats = 0.0
-    count = 0
+def on_books(model: DeepseekV3, tokenizer: Tokenizer, indices: Sequence[int]) -> tuple[float, float]:
+    """Over whole held-out books: perplexity over the grammar's own, and the expected share of accepted drafts (K = 1).
+
+    The books are samples of the grammar, so the second value is the acceptance of one-hot drafts at temperature 1.
+    """
+    excess = accepted = 0.0
+    count = drafted = 0
     for index in indices:
         text, logp = data.book_text("held-out", index)
-        ids = torch.tensor([tok.encode_book(tokenizer, text, data.is_chat(index))])
-        logits = model.lm_head(model.hidden(ids[:, :-1], rope_table(model.c, ids.shape[1] - 1)))
-        model_nats += torch.nn.functional.cross_entropy(logits[0], ids[0, 1:], reduction="sum").item()
-        grammar_nats -= logp
-        count += ids.shape[1] - 1
-    return math.exp((model_nats - grammar_nats) / count)
+        ids = tok.encode_book(tokenizer, text, data.is_chat(index))
+        best, p = drafts(model, ids, 1)
+        following = torch.tensor(ids[1:])
+        excess += logp - p[:-1].gather(1, following[:, None]).log().sum().item()
+        places = torch.arange(len(ids) - 2)
+        accepted += p[places + 1, best[0, places]].sum().item()
+        count, drafted = count + len(following), drafted + len(places)
+    return math.exp(excess / count), accepted / drafted
 
 
 def parses(tokenizer: Tokenizer, prompt: heldout.Prompt, completion: Sequence[int]) -> bool:
@@ -94,34 +97,6 @@ def distinct_4(completion: Sequence[int]) -> float:
 
 def most_repeated_8(completion: Sequence[int]) -> int:
     return max(Counter(heldout.ngrams(completion, 8)).values(), default=0)
-
-
-@torch.inference_mode()
-def complete(folder: Path, prompts: Sequence[heldout.Prompt], sampled: bool, progress: Any = iter) -> list[list[int]]:
-    """Completions by transformers, up to NEW_TOKENS tokens each and cut after EOS; sampled ones at temperature 1."""
-    from transformers import DeepseekV3ForCausalLM
-    from transformers.utils import logging
-
-    logging.set_verbosity_error()  # it reports the MTP layer, which it does not use, as unexpected
-    model = DeepseekV3ForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    torch.manual_seed(0)
-    results: dict[int, list[int]] = {}
-    groups = [range(i, min(i + BATCH, len(prompts))) for i in range(0, len(prompts), BATCH)]
-    for group in progress(groups):
-        longest = max(len(prompts[i].ids) for i in group)
-        ids = torch.full((len(group), longest), tok.EOS_ID)
-        mask = torch.zeros_like(ids)
-        for row, i in enumerate(group):  # padded on the left, as generation needs
-            ids[row, longest - len(prompts[i].ids) :] = torch.tensor(prompts[i].ids)
-            mask[row, longest - len(prompts[i].ids) :] = 1
-        out = model.generate(
-            ids, attention_mask=mask, max_new_tokens=NEW_TOKENS, do_sample=sampled, temperature=1.0, top_k=0, top_p=1.0,
-            pad_token_id=tok.EOS_ID,
-        )  # fmt: skip
-        for row, i in enumerate(group):
-            new = out[row, longest:].tolist()
-            results[i] = new[: new.index(tok.EOS_ID) + 1] if tok.EOS_ID in new else new
-    return [results[i] for i in range(len(prompts))]
 
 
 @torch.inference_mode()
@@ -159,18 +134,10 @@ def greedy_acceptance(best: Tensor, prompt: int, ids: Sequence[int], k: int) -> 
     return steps, drafted, accepted
 
 
-def sampled_acceptance(model: DeepseekV3, prompt: int, ids: Sequence[int]) -> tuple[float, int]:
-    """Expected acceptances (sum of p(draft)) and places of a text sampled at temperature 1, K = 1, one-hot drafts."""
-    best, p = drafts(model, ids, 1)
-    places = torch.arange(prompt - 1, len(ids) - 2)
-    return p[places + 1, best[0, places]].sum().item(), len(places)
-
-
-def measure(folder: Path, model: DeepseekV3, tokenizer: Tokenizer, prompts: Sequence[heldout.Prompt],
+def measure(model: DeepseekV3, tokenizer: Tokenizer, prompts: Sequence[heldout.Prompt],
             progress: Any = iter) -> tuple[Quality, list[list[int]]]:  # fmt: skip
-    """All of `Quality` for the weights in `folder`, and the greedy completions it was measured on."""
-    greedy = complete(folder, prompts, sampled=False, progress=progress)
-    sampled = complete(folder, prompts[: len(prompts) // 2], sampled=True, progress=progress)
+    """All of `Quality`, and the greedy completions it was measured on."""
+    greedy = decode.complete(model, [p.ids for p in prompts], NEW_TOKENS, progress)
     rows: dict[int, list[tuple[int, int, int]]] = {1: [], 3: []}
     for prompt, completion in zip(prompts, greedy, strict=True):
         ids = [*prompt.ids, *completion]
@@ -178,14 +145,14 @@ def measure(folder: Path, model: DeepseekV3, tokenizer: Tokenizer, prompts: Sequ
         for k, found in rows.items():
             found.append(greedy_acceptance(best, len(prompt.ids), ids, k))
     walks = {k: tuple(map(sum, zip(*found, strict=True))) for k, found in rows.items()}
-    chances = [sampled_acceptance(model, len(p.ids), [*p.ids, *c]) for p, c in zip(prompts, sampled, strict=False)]
+    ratio, sampled = on_books(model, tokenizer, [p.index for p in prompts])
     quality = Quality(
-        perplexity_ratio=perplexity_ratio(model, tokenizer, [p.index for p in prompts]),
+        perplexity_ratio=ratio,
         parsed=sum(parses(tokenizer, p, c) for p, c in zip(prompts, greedy, strict=True)) / len(prompts),
         distinct_4=sum(map(distinct_4, greedy)) / len(greedy),
         most_repeated_8=max(map(most_repeated_8, greedy)),
         acceptance_k1_greedy=walks[1][2] / walks[1][1],
-        acceptance_k1_sampled=sum(c for c, _ in chances) / sum(n for _, n in chances),
+        acceptance_k1_sampled=sampled,
         acceptance_length_k3=1 + walks[3][2] / walks[3][0],
     )
     return quality, greedy

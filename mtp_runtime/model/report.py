@@ -50,15 +50,15 @@ Layers are added by growth: new ones add nothing at first, so the grown model co
 ## Quality
 
 $prompts held-out prompts of 40 to 200 tokens, none of which shares 20 tokens in a row with what training showed;
-greedy completions of up to $new tokens by transformers' DeepseekV3ForCausalLM in float32.
+greedy completions of up to $new tokens by the float32 reference, which agrees with transformers to 1e-4 in the logits.
 `tests/engine/test_shipped_weights.py` holds the shipped weights to the limits.
 
 | | Measured | Limit |
 |---|---|---|
 $figures
 
-perplexity_ratio: the model's perplexity over the grammar's own, on whole held-out books. acceptance_k1_sampled: the
-expected share of accepted one-hot drafts on text sampled at temperature 1.
+perplexity_ratio: the model's perplexity over the grammar's own, on the whole books that the prompts begin.
+acceptance_k1_sampled: the expected share of accepted one-hot drafts at temperature 1, on the same books.
 
 ## $samples samples (prompt, a line, greedy completion)
 

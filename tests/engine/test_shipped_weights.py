@@ -12,7 +12,7 @@ def test_the_shipped_weights_meet_every_limit() -> None:
     model, tokenizer = export.load(export.WEIGHTS)
     seen = heldout.training_ngrams(tokenizer, Recipe())
     prompts = heldout.prompts(tokenizer, quality.PROMPTS, seen)
-    found, completions = quality.measure(export.WEIGHTS, model, tokenizer, prompts)
+    found, completions = quality.measure(model, tokenizer, prompts)
     print(found)
     assert found.failures() == []
     assert len(completions) >= 200 and min(len(p.ids) for p in prompts) >= 40

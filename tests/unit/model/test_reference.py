@@ -5,7 +5,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs the engine environment")
 transformers = pytest.importorskip("transformers", reason="needs the engine environment")
 
-from mtp_runtime.model import data, export  # noqa: E402
+from mtp_runtime.model import data, decode, export  # noqa: E402
 from mtp_runtime.model import tokenizer as tok  # noqa: E402
 from mtp_runtime.model.arch import Config, rope_table  # noqa: E402
 from mtp_runtime.model.mtp_layer import DeepseekV3, initialise  # noqa: E402
@@ -128,3 +128,15 @@ def test_the_model_is_what_the_design_asks_for():
     assert export.parameters(model) <= 10_000_000
     assert sum(p.stat().st_size for p in export.WEIGHTS.glob("*.safetensors")) <= 20_000_000
     assert c.yarn.factor * c.yarn.original_max_position_embeddings == c.max_position_embeddings == 8192
+
+
+@torch.inference_mode()
+def test_cached_greedy_decoding_equals_transformers(pair):
+    """Two prompts of different length in one padded batch, against transformers without a cache."""
+    ours, theirs, ids = pair
+    prompts = [ids[0, :60].tolist(), ids[1, :43].tolist()]
+    for prompt, completion in zip(prompts, decode.complete(ours, prompts, 12), strict=True):
+        row = list(prompt)
+        for token in completion:
+            assert theirs(torch.tensor([row])).logits[0, -1].argmax() == token
+            row.append(token)
