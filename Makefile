@@ -121,7 +121,9 @@ UNIT_ENGINE := $(wildcard tests/unit/adapters tests/unit/attention tests/unit/mo
 .PHONY: test-unit
 test-unit: venv engine ## tests that start no server (torch parts run in the engine environment)
 	@$(call say,'unit tests (control environment)')
-	@$(BIN)/python -m pytest $(filter-out $(UNIT_ENGINE),$(wildcard tests/unit/*)) -m 'not live' $(PYTEST_ARGS)
+	@# Outside the repository and removed again: messages shorten paths inside it, the tests compare whole ones.
+	@folder=$$(mktemp -d /tmp/mtp-unit.XXXXXX); trap 'rm -rf '$$folder EXIT; TMPDIR=$$folder \
+	  $(BIN)/python -m pytest $(filter-out $(UNIT_ENGINE),$(wildcard tests/unit/*)) -m 'not live' $(PYTEST_ARGS)
 	@$(call say,'unit tests (engine environment)')
 	@$(ENGINE_PYTHON) -m pytest $(UNIT_ENGINE) $(PYTEST_ARGS)
 
