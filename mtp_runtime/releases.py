@@ -6,6 +6,8 @@ pair. Adding a release line means adding one value here.
 
 from dataclasses import dataclass, field
 
+from mtp_runtime.choice import GREEDY, PROBABILISTIC
+
 MTP_METHODS = ("mtp", "deepseek_mtp")
 DRAFT_MODEL_METHODS = ("eagle", "eagle3")
 METHODS = ("ngram", *DRAFT_MODEL_METHODS, *MTP_METHODS)
@@ -24,6 +26,7 @@ class Release:
     block_size: tokens a KV block holds. max_dp/max_tp: largest size that runs (0 = no limit known).
     chunked_prefill: False means one step must take a whole prompt.
     clamps_drafts: the scheduler gives no placeholder drafts past max_model_len.
+    draft_sampling: how its drafter can pick tokens; `probabilistic` is --speculative-config's draft_sample_method.
     env: extra environment that this line needs on every rank.
     """
 
@@ -34,6 +37,7 @@ class Release:
     block_size: int
     chunked_prefill: bool = True
     clamps_drafts: bool = True
+    draft_sampling: tuple[str, ...] = (GREEDY,)
     max_dp: int = 0
     max_tp: int = 0
     env: dict[str, str] = field(default_factory=dict)
@@ -47,6 +51,7 @@ RELEASES: tuple[Release, ...] = (
         connectors=("NixlConnector",),
         block_size=16,  # the CPU MLA decode kernel takes nothing else
         chunked_prefill=False,
+        draft_sampling=(GREEDY, PROBABILISTIC),
         max_dp=1,  # all_gatherv is missing from the CPU communicator: DP 2 dies at the first request
         max_tp=1,
     ),

@@ -77,6 +77,8 @@ def render(cluster: Name, as_json: AsJson = False, inventories: Inventories = No
     front = f"{router['front']['host']}:{router['front']['port']}"
     table.add_row("router", router["host"], front, "", Text(" ".join(router["argv"])))
     out.print(table)
+    chosen = plan["verification"]
+    out.print(Text(f"verification: {chosen['method'] or 'none'} ({chosen['why']})"), soft_wrap=True)
 
 
 @app.command("set-k")

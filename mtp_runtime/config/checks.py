@@ -176,6 +176,15 @@ def method(cluster: Cluster, ranks: list[Rank]) -> Iterator[Finding]:
         yield Finding(key, message + f"valid: {', '.join(known.methods)}.")
 
 
+def draft_sampling(cluster: Cluster, ranks: list[Rank]) -> Iterator[Finding]:
+    """R39. Refused with MTP off too: switching on must not need a second edit."""
+    wanted = cluster.mtp.draft_sampling
+    known = releases.find(cluster.topology.engine, cluster.topology.release)
+    if known and wanted not in known.draft_sampling:
+        message = f"draft_sampling {wanted} is not known to run on {known.engine} {known.version}; "
+        yield Finding(("mtp", "draft_sampling"), message + f"valid: {', '.join(known.draft_sampling)}.")
+
+
 def model_len(cluster: Cluster, ranks: list[Rank]) -> Iterator[Finding]:
     """R20. Where the scheduler gives no draft past max_model_len, the model needs positions for that many only."""
     model, key = cluster.model, ("model", "max_model_len")

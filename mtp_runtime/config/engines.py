@@ -8,6 +8,7 @@ import json
 from typing import Any
 
 from mtp_runtime import releases
+from mtp_runtime.choice import PROBABILISTIC
 
 from .placement import Rank
 from .schema import Cluster, Serving
@@ -79,6 +80,9 @@ def speculative_config(cluster: Cluster, rank: Rank) -> dict[str, Any] | None:
     config: dict[str, Any] = {"num_speculative_tokens": cluster.draft_tokens(rank.role), "method": mtp.method}
     if mtp.draft_model:
         config["model"] = mtp.draft_model
+    # P's one draft only makes the KV layouts agree: nobody verifies it.
+    if mtp.draft_sampling == PROBABILISTIC and rank.role != "prefill":
+        config["draft_sample_method"] = PROBABILISTIC
     if mtp.disable_padded_drafter_batch:
         config["disable_padded_drafter_batch"] = True
     return config

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from mtp_runtime.choice import PROBABILISTIC, choose_method
 from mtp_runtime.releases import ROUTER_CONNECTOR
 
 from .engines import ENGINE_PYTHON, rank_command
@@ -14,7 +15,8 @@ from .schema import Cluster
 def render(cluster: Cluster) -> dict[str, Any]:
     """The plan, ready for JSON. The cluster must have passed the rules.
 
-    ranks: one entry an engine process (argv, env; paths with `{root}`, Python as `{engine_python}`); router; targets.
+    ranks: one entry an engine process (argv, env; paths with `{root}`, Python as `{engine_python}`); router; targets;
+    verification: method (null with MTP off) and why, on the ranks that decode.
     """
     ranks = place(cluster)
     mtp, model = cluster.mtp, cluster.model
@@ -28,12 +30,23 @@ def render(cluster: Cluster) -> dict[str, Any]:
             "k": mtp.num_speculative_tokens if mtp.enabled else 0,
             "method": mtp.method,
             "verification": mtp.verification,
+            "draft_sampling": mtp.draft_sampling,
         },
+        "verification": _verification(cluster),
         "ranks": [_rank(cluster, rank) for rank in ranks],
         "router": _router(cluster, ranks),
         "targets": _targets(cluster, ranks),
         "listeners": [_listener(cluster, found) for found in listeners(cluster, ranks)],
     }
+
+
+def _verification(cluster: Cluster) -> dict[str, str | None]:
+    """Which method decides about the drafts of D and single."""
+    mtp = cluster.mtp
+    if not mtp.enabled:
+        return {"method": None, "why": "MTP is off, there are no drafts"}
+    has_draft_probs = mtp.draft_sampling == PROBABILISTIC
+    return choose_method(mtp.verification, has_draft_probs, mtp.num_speculative_tokens)._asdict()
 
 
 def url(address: str, port: int) -> str:

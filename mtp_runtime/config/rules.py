@@ -250,6 +250,14 @@ SERVING_RULES = (
         "add or remove mtp.draft_model",
         check=checks.draft_model,
     ),
+    Rule(
+        "R39",
+        "draft-sampling",
+        "the release's drafter can pick tokens in the way draft_sampling asks for",
+        "vLLM 0.32.0 SpeculativeConfig.draft_sample_method; not documented for vllm-ascend 0.23 and 0.18",
+        "set mtp.draft_sampling: greedy, or use a release whose drafter has it",
+        check=checks.draft_sampling,
+    ),
 )
 RULES: tuple[Rule, ...] = FILE_RULES + SERVING_RULES + HOST_RULES
 

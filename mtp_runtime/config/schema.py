@@ -125,6 +125,9 @@ class Mtp(Strict):
     )
     method: Text = Field(description="the drafter")
     verification: Literal["auto", "tokenwise", "block"] = Field("auto", description="how drafts are accepted")
+    draft_sampling: Literal["greedy", "probabilistic"] = Field(
+        "greedy", description="how D and single draft: the best token, or one drawn from the drafter's probabilities"
+    )
     draft_model: Text | None = Field(None, description="weights of a separate drafter (eagle, eagle3)")
     disable_padded_drafter_batch: bool = Field(False, description="drafter sees accepted tokens only")
 

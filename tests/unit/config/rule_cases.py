@@ -223,4 +223,9 @@ CASES = (
         {"mtp.method": "eagle3", "mtp.draft_model": "/mnt/weights/eagle"},
     ),
     Case("R38", "local", "mtp.draft_model", {"mtp.draft_model": "drafter"}),
+    Case(
+        "C03", "local", "mtp.draft_sampling", {"mtp.draft_sampling": "random"}, {"mtp.draft_sampling": "probabilistic"}
+    ),
+    Case("R39", "a3", "mtp.draft_sampling", {"mtp.draft_sampling": "probabilistic"}, {"mtp.draft_sampling": "greedy"}),
+    Case("R39", "a3", "mtp.draft_sampling", {"mtp.draft_sampling": "probabilistic", "mtp.enabled": False}),
 )

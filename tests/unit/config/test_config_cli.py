@@ -81,6 +81,12 @@ def test_shipped_inventories_pass(name: str) -> None:
     assert json.loads(answer.stdout)["cluster"] == name
 
 
+def test_render_says_which_verification_runs_and_why(copy: MakeCopy) -> None:
+    found = copy("local").edit({"mtp.draft_sampling": "probabilistic", "mtp.num_speculative_tokens": 2})
+    shown = mtpctl("render", "local", "--inventories", str(found.root)).stdout
+    assert "verification: block (auto: with draft probabilities and K = 2" in shown
+
+
 def test_as_a_process() -> None:
     good = process("check", "local")
     assert (good.returncode, good.stderr) == (0, "")
@@ -232,7 +238,7 @@ VALUES = st.recursive(
 # base inventory -> keys whose values are replaced
 KEYS = {
     "local": """
-        mtp mtp.enabled mtp.num_speculative_tokens mtp.method mtp.verification model.max_model_len
+        mtp mtp.enabled mtp.num_speculative_tokens mtp.method mtp.verification mtp.draft_sampling model.max_model_len
         model.num_hidden_layers model.dtype model.path topology topology.engine topology.release topology.connector
         topology.decode topology.decode.dp topology.decode.tp topology.decode.port topology.devices_per_host
         topology.single serving.max_num_seqs serving.kv_cache_bytes serving.decode serving.additional_config

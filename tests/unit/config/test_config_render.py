@@ -110,6 +110,33 @@ def test_verification_reaches_every_rank(copy: MakeCopy) -> None:
     assert {r["env"]["MTP_VERIFICATION"] for r in api.plan("local", found.root)["ranks"]} == {"tokenwise"}
 
 
+def test_probabilistic_drafts_reach_decode_only(copy: MakeCopy) -> None:
+    found = copy("local").edit({"mtp.draft_sampling": "probabilistic", "mtp.num_speculative_tokens": 3})
+    prefill, decode = api.plan("local", found.root)["ranks"]
+    assert prefill == PLAN["ranks"][0], "P must not restart for it"
+    assert spec(decode) == {"num_speculative_tokens": 3, "method": "mtp", "draft_sample_method": "probabilistic"}
+    single = copy("local-single").edit({"mtp.draft_sampling": "probabilistic"})
+    (rank,) = api.plan("local-single", single.root)["ranks"]
+    assert (spec(rank) or {})["draft_sample_method"] == "probabilistic"
+
+
+@pytest.mark.parametrize(
+    ("edits", "method"),
+    [
+        ({}, "tokenwise"),
+        ({"mtp.draft_sampling": "probabilistic"}, "tokenwise"),
+        ({"mtp.draft_sampling": "probabilistic", "mtp.num_speculative_tokens": 2}, "block"),
+        ({"mtp.num_speculative_tokens": 2}, "tokenwise"),
+        ({"mtp.verification": "block"}, "block"),
+        ({"mtp.enabled": False}, None),
+    ],
+)
+def test_plan_says_which_verification_runs(edits: dict[str, Any], method: str | None, copy: MakeCopy) -> None:
+    found = api.plan("local", copy("local").edit(edits).root)["verification"]
+    assert found["method"] == method
+    assert found["why"]
+
+
 def test_router_of_local() -> None:
     argv = PLAN["router"]["argv"]
     assert argv[:3] == ["{engine_python}", "-m", "vllm_router.launch_router"]
