@@ -16,6 +16,8 @@ from .sizes import kv_cache_bytes
 
 ENGINE_PYTHON = "{engine_python}"
 ROOT = "{root}"
+# The backend that our plugin stands in for: unasked, vLLM takes AMX_MLA on processors that have AMX.
+CPU_ATTENTION = "CPU_MLA"
 # Seen needed on CPU: more threads than free cores made a token 3-20 times slower.
 CPU_ENV = {
     "OMP_NUM_THREADS": "1",
@@ -83,6 +85,9 @@ def speculative_config(cluster: Cluster, rank: Rank) -> dict[str, Any] | None:
     # P's one draft only makes the KV layouts agree: nobody verifies it.
     if mtp.draft_sampling == PROBABILISTIC and rank.role != "prefill":
         config["draft_sample_method"] = PROBABILISTIC
+    if cluster.topology.engine == "vllm-cpu":
+        # The drafter never inherits the target's backend.
+        config["attention_backend"] = CPU_ATTENTION
     if mtp.disable_padded_drafter_batch:
         config["disable_padded_drafter_batch"] = True
     return config
@@ -152,7 +157,7 @@ def _cpu_argv(cluster: Cluster, rank: Rank) -> list[str]:
     argv = [ENGINE_PYTHON, "-m", "vllm.entrypoints.openai.api_server", "--model", weights_path(cluster)]
     argv += ["--host", rank.address, "--port", str(rank.port), "--seed", str(cluster.serving.seed)]
     argv += ["--served-model-name", model.name, "--dtype", model.dtype, "--max-model-len", str(model.max_model_len)]
-    argv += _size_flags(serving) + _switches(cluster, serving)
+    argv += ["--attention-backend", CPU_ATTENTION, *_size_flags(serving), *_switches(cluster, serving)]
     kv_bytes = kv_cache_bytes(cluster, rank.role)
     argv += ["--kv-cache-memory-bytes", str(kv_bytes)] if kv_bytes is not None else []
     return argv + _config_flags(cluster, rank, serving)

@@ -18,6 +18,8 @@ from mtp_runtime.config.schema import Cluster
 
 MakeCopy = Callable[[str], Copy]
 PLAN = api.plan("local")
+# What --speculative-config of every CPU rank has beside K: the drafter does not inherit --attention-backend.
+CPU_DRAFTER = {"method": "mtp", "attention_backend": "CPU_MLA"}
 
 
 def spec(rank: dict[str, Any]) -> dict[str, Any] | None:
@@ -37,6 +39,8 @@ def test_local_is_one_prefill_and_one_decode_rank() -> None:
         assert flag(argv, "--host") == "127.0.0.1"
         assert flag(argv, "--dtype") == "float32"
         assert "--enforce-eager" in argv
+        # Our plugin takes the place of this backend only; a machine with AMX would choose another.
+        assert flag(argv, "--attention-backend") == "CPU_MLA"
         transfer = json.loads(flag(argv, "--kv-transfer-config") or "")
         assert transfer == {"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_buffer_device": "cpu"}
         assert rank["env"]["UCX_TLS"] == "tcp,sm,self"
@@ -91,8 +95,8 @@ def test_k_reaches_decode_only(k: int, copy: MakeCopy) -> None:
         assert (spec(prefill), spec(decode)) == (None, None)
         assert plan["mtp"]["k"] == prefill["k"] == decode["k"] == 0
     else:
-        assert spec(prefill) == {"num_speculative_tokens": 1, "method": "mtp"}
-        assert spec(decode) == {"num_speculative_tokens": k, "method": "mtp"}
+        assert spec(prefill) == {"num_speculative_tokens": 1, **CPU_DRAFTER}
+        assert spec(decode) == {"num_speculative_tokens": k, **CPU_DRAFTER}
         assert (plan["mtp"]["k"], prefill["k"], decode["k"]) == (k, 1, k)
 
 
@@ -114,7 +118,7 @@ def test_probabilistic_drafts_reach_decode_only(copy: MakeCopy) -> None:
     found = copy("local").edit({"mtp.draft_sampling": "probabilistic", "mtp.num_speculative_tokens": 3})
     prefill, decode = api.plan("local", found.root)["ranks"]
     assert prefill == PLAN["ranks"][0], "P must not restart for it"
-    assert spec(decode) == {"num_speculative_tokens": 3, "method": "mtp", "draft_sample_method": "probabilistic"}
+    assert spec(decode) == {"num_speculative_tokens": 3, "draft_sample_method": "probabilistic", **CPU_DRAFTER}
     single = copy("local-single").edit({"mtp.draft_sampling": "probabilistic"})
     (rank,) = api.plan("local-single", single.root)["ranks"]
     assert (spec(rank) or {})["draft_sample_method"] == "probabilistic"
