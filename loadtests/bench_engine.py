@@ -24,6 +24,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from mtp_runtime.config.engines import cpu_env
+
+ROOT = Path(__file__).resolve().parent.parent
 DEFAULT_MODEL = "mtp_runtime/model/weights"
 LIMITS = {1: 1.35, 3: 1.6}
 """Step cost that must not be exceeded, by K."""
@@ -63,15 +66,12 @@ class Worker:
         self.counters = tempfile.TemporaryDirectory()  # of the plugin; the engine is killed in the end
         env = {
             **os.environ,
+            **cpu_env(str(ROOT)),
             "MTP_RUNTIME_COUNTERS_DIR": self.counters.name,
-            "OMP_NUM_THREADS": "1",
-            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-            "VLLM_PLUGINS": "mtp_runtime" if arm.plugin else "",
             "VLLM_LOGGING_LEVEL": "ERROR",
-            "VLLM_NO_USAGE_STATS": "1",
-            "HF_HUB_OFFLINE": "1",
         }
+        if not arm.plugin:
+            env["VLLM_PLUGINS"] = ""
         command = [
             sys.executable,
             "-m",

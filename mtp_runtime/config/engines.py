@@ -68,6 +68,11 @@ def rank_command(cluster: Cluster, rank: Rank) -> tuple[list[str], dict[str, str
     return _ascend_argv(cluster, rank), _ascend_env(cluster, rank)
 
 
+def cpu_env(root: str) -> dict[str, str]:
+    """CPU_ENV for an engine that no plan starts: the tests and benchmarks measure what a rank runs with."""
+    return {name: value.replace(ROOT, root) for name, value in CPU_ENV.items()}
+
+
 def weights_path(cluster: Cluster) -> str:
     """The weights folder as a command line names it."""
     path = cluster.model.path

@@ -15,20 +15,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mtp_runtime.config.engines import cpu_env
+
+ROOT = Path(__file__).resolve().parents[2]
 MODEL = os.environ.get("MTP_TEST_MODEL", "mtp_runtime/model/weights")
 PRELOAD = ["vllm.entrypoints.llm", "vllm.v1.worker.cpu_worker", "vllm.model_executor.models.deepseek_mtp"]
 LIMIT_S = 600
 MAX_MODEL_LEN = 512
 
-_BASE_ENV = {
-    "OMP_NUM_THREADS": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_PLUGINS": "mtp_runtime",
-    "VLLM_LOGGING_LEVEL": "ERROR",
-    "VLLM_NO_USAGE_STATS": "1",
-    "HF_HUB_OFFLINE": "1",
-}
+_BASE_ENV = {**cpu_env(str(ROOT)), "VLLM_LOGGING_LEVEL": "ERROR"}
 
 
 @dataclass
