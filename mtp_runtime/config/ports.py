@@ -1,12 +1,14 @@
-"""Who listens where, and the port rules R01, R30, R36, R37. Pure."""
+"""Who listens where, and the rules about it: R01, R30, R36, R37, R40. Pure."""
 
+import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv6Address, ip_address
 
 from .checks import Finding
 from .placement import Rank
 from .problems import KeyPath
-from .schema import ROLES, Cluster, Role
+from .schema import ROLES, THIS_MACHINE, Cluster, Role
 
 
 @dataclass(frozen=True)
@@ -133,3 +135,36 @@ def host_overrides(cluster: Cluster, ranks: list[Rank]) -> Iterator[Finding]:
             if len(roles) > 1 and getattr(cluster.host_vars(host), name) is not None:
                 message = f"{name} of host {host}, which runs {' and '.join(roles)}."
                 yield Finding(("hosts", "all", "hosts", host, name), message)
+
+
+def keyless_addresses(cluster: Cluster, ranks: list[Rank]) -> Iterator[Finding]:
+    """R40: the router behind the front, its metrics, Prometheus and the exporter answer without a key."""
+    one_machine = {cluster.machine(host) for host in cluster.hosts.all.hosts} <= {THIS_MACHINE}
+    for key in (("serving", "router", "backend_host"), ("serving", "router", "metrics_host"), ("monitoring", "host")):
+        address = _value(cluster, key)
+        number = _number(address)
+        if number is not None and number.is_unspecified:
+            yield Finding(key, f"{address} is every address of the host, and what listens there checks no key.")
+        elif one_machine and not (number.is_loopback if number is not None else address == "localhost"):
+            yield Finding(key, f"{address} is no loopback address, and what listens there checks no key.")
+
+
+def _value(cluster: Cluster, key: KeyPath) -> str:
+    """A text value of the cluster files."""
+    found: object = cluster
+    for name in key:
+        found = getattr(found, str(name))
+    return str(found)
+
+
+def _number(address: str) -> IPv4Address | IPv6Address | None:
+    """The IP address that a program would bind to; None for a name. Old spellings (0, 127.1) count too."""
+    try:
+        found = ip_address(address)
+    except ValueError:
+        try:
+            return IPv4Address(socket.inet_aton(address))
+        except OSError:
+            return None
+    mapped = found.ipv4_mapped if isinstance(found, IPv6Address) else None
+    return mapped or found

@@ -258,6 +258,15 @@ SERVING_RULES = (
         "set mtp.draft_sampling: greedy, or use a release whose drafter has it",
         check=checks.draft_sampling,
     ),
+    Rule(
+        "R40",
+        "keyless-address",
+        "what checks no key (router behind the front, its metrics, Prometheus, exporter) listens on loopback where the "
+        "cluster is this machine, and nowhere on every address",
+        "vllm-router and Prometheus have no key of their own; clients come in through the front",
+        "write 127.0.0.1, or on a cluster of several machines the host's address in the cluster's network",
+        check=ports.keyless_addresses,
+    ),
 )
 RULES: tuple[Rule, ...] = FILE_RULES + SERVING_RULES + HOST_RULES
 

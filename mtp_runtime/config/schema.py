@@ -18,6 +18,7 @@ Connector = Literal["NixlConnector", "MooncakeLayerwiseConnector", "MooncakeConn
 Role = Literal["prefill", "decode", "single"]
 ROLES: tuple[Role, ...] = ("prefill", "decode", "single")
 GROUPS = (*ROLES, "router", "monitoring")
+THIS_MACHINE = "(this machine)"
 
 
 class Strict(BaseModel):
@@ -258,7 +259,7 @@ class Cluster(Strict):
         """What two inventory hosts share when they are the same machine."""
         found = self.host_vars(host)
         local = found.ansible_connection == "local" or (host == "localhost" and found.ansible_host is None)
-        return "(this machine)" if local else found.ansible_host or host
+        return THIS_MACHINE if local else found.ansible_host or host
 
     def address(self, host: str) -> str:
         """Address a host's ranks bind to: its `address`, else ansible_host, else loopback when local, else its name."""
