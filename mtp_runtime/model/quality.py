@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from torch import Tensor
 from mtp_runtime.model import data, decode, grammar, heldout
 from mtp_runtime.model import tokenizer as tok
 from mtp_runtime.model.arch import rope_table
+from mtp_runtime.model.limits import LIMITS, broken
 from mtp_runtime.model.mtp_layer import DeepseekV3
 
 PROMPTS = 200
@@ -41,22 +42,7 @@ class Quality:
     def failures(self) -> list[str]:
         """Every limit that is not met, as text; empty when the model is good enough."""
         measured = asdict(self)
-        return [
-            f"{name}: {measured[name]:.4g}, must be {text}"
-            for name, (text, met) in LIMITS.items()
-            if not met(measured[name])
-        ]
-
-
-LIMITS: dict[str, tuple[str, Callable[[float], bool]]] = {
-    "perplexity_ratio": ("at most 1.25", lambda x: x <= 1.25),
-    "parsed": ("at least 0.9", lambda x: x >= 0.9),
-    "distinct_4": ("at least 0.5", lambda x: x >= 0.5),
-    "most_repeated_8": ("at most 3", lambda x: x <= 3),
-    "acceptance_k1_greedy": ("0.75 to 0.95", lambda x: 0.75 <= x <= 0.95),
-    "acceptance_length_k3": ("at least 2.6", lambda x: x >= 2.6),
-}
-"""What each value must be, in words and as a check; values without a limit are reported only."""
+        return [text for name in LIMITS if (text := broken(name, measured[name]))]
 
 
 @torch.inference_mode()

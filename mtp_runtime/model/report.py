@@ -10,8 +10,9 @@ from tokenizers import Tokenizer
 
 from mtp_runtime.model import export, grammar, heldout
 from mtp_runtime.model.arch import Config
+from mtp_runtime.model.limits import LIMITS
 from mtp_runtime.model.mtp_layer import DeepseekV3
-from mtp_runtime.model.quality import LIMITS, NEW_TOKENS, Quality, parses
+from mtp_runtime.model.quality import NEW_TOKENS, Quality, parses
 from mtp_runtime.model.recipe import Recipe
 
 SAMPLES = 20
