@@ -1,17 +1,20 @@
 """Verification: which drafts are accepted, what is emitted instead. Pure functions over tensors, no engine."""
 
-from mtp_runtime.verify.batch import PLACEHOLDER, DraftBatch, Noise, Verdict
-from mtp_runtime.verify.greedy import verify_greedy
-from mtp_runtime.verify.strategy import CHOICES, choose, verify_mixed
+from mtp_runtime.verify.batch import PLACEHOLDER, DraftBatch, Noise, Verdict, to_rows
+from mtp_runtime.verify.block import verify_block
+from mtp_runtime.verify.exact import verify_exact, verify_greedy
+from mtp_runtime.verify.strategy import STRATEGIES, verify_mixed
 from mtp_runtime.verify.tokenwise import verify_tokenwise
 
 __all__ = [
-    "CHOICES",
     "PLACEHOLDER",
+    "STRATEGIES",
     "DraftBatch",
     "Noise",
     "Verdict",
-    "choose",
+    "to_rows",
+    "verify_block",
+    "verify_exact",
     "verify_greedy",
     "verify_mixed",
     "verify_tokenwise",

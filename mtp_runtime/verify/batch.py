@@ -1,68 +1,128 @@
 """What verification works on: the drafts of one step, ragged over requests, as plain tensors.
 
-B requests, the b-th with n_b drafts (0..K, ragged), T = sum of n_b, V tokens in the vocabulary. Per-draft tensors are
-flat in request order: request b owns rows ``starts[b] .. starts[b] + n_b``.
+B requests, the b-th with n_b drafts (0..width, ragged), T = sum of n_b, V tokens in the vocabulary. Per-draft tensors
+are flat in request order. Target rows are R = T + B: the rows of a request's drafts, then its bonus row, request after
+request. Every shape follows from T, B and width, which the host knows: nothing here waits for a device.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
+from torch import Tensor
 
 PLACEHOLDER = -1
-"""As a draft: a padding draft that must be rejected for certain. As an output: no token."""
+"""As a draft: padding that is rejected for certain. As an output: no token."""
 
 
-@dataclass(slots=True)
+@dataclass
 class DraftBatch:
     """The drafts of one step.
 
-    tokens: [T] integer, the draft tokens; PLACEHOLDER marks padding.
-    counts: length B, drafts of each request.
-    bonus:  [B] integer, the token the target yields when every draft of the request is accepted.
-    Raises ValueError when the shapes do not fit together.
+    tokens:     [T] integer, the draft tokens; PLACEHOLDER marks padding.
+    cumulative: [B] integer, drafts up to and including each request.
+    width:      most drafts of any request (a bound is enough, at the price of wider outputs).
+    Raises ValueError when the shapes cannot fit together.
     """
 
-    tokens: torch.Tensor
-    counts: list[int]
-    bonus: torch.Tensor
+    tokens: Tensor
+    cumulative: Tensor
+    width: int
 
     def __post_init__(self) -> None:
-        if self.tokens.dim() != 1 or self.tokens.shape[0] != sum(self.counts):
-            raise ValueError(f"drafts {tuple(self.tokens.shape)} do not match counts that sum to {sum(self.counts)}")
-        if self.bonus.dim() != 1 or self.bonus.shape[0] != len(self.counts):
-            raise ValueError(f"bonus {tuple(self.bonus.shape)} does not match {len(self.counts)} requests")
+        if self.tokens.dim() != 1 or self.cumulative.dim() != 1:
+            raise ValueError(f"drafts {tuple(self.tokens.shape)}, counts {tuple(self.cumulative.shape)}: need [T], [B]")
+        if self.total > self.size * self.width:
+            raise ValueError(f"{self.total} drafts do not fit {self.size} requests of at most {self.width} drafts each")
+
+    @classmethod
+    def of(cls, tokens: Tensor, counts: list[int]) -> DraftBatch:
+        """From the drafts of each request, counted on the host. Raises ValueError when they do not add up."""
+        if tokens.shape[0] != sum(counts):
+            raise ValueError(f"{tokens.shape[0]} drafts do not match counts that sum to {sum(counts)}")
+        cumulative = torch.tensor(counts, dtype=torch.int64, device=tokens.device).cumsum(0)
+        return cls(tokens, cumulative, max(counts, default=0))
 
     @property
-    def width(self) -> int:
-        """Most drafts of any request."""
-        return max(self.counts, default=0)
+    def total(self) -> int:
+        """T."""
+        return self.tokens.shape[0]
 
-    def padded_rows(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Rectangular view of the ragged rows.
+    @property
+    def size(self) -> int:
+        """B."""
+        return self.cumulative.shape[0]
 
-        Returns (rows [B, width] int64: flat row of each position, clamped where there is none; real [B, width] bool).
-        """
-        device = self.tokens.device
-        counts = torch.tensor(self.counts, dtype=torch.int64, device=device)
-        starts = counts.cumsum(0) - counts
-        position = torch.arange(self.width, device=device)
-        real = position < counts[:, None]
-        rows = (starts[:, None] + position).clamp_(max=max(self.tokens.shape[0] - 1, 0))
-        return rows, real
+    @property
+    def even(self) -> bool:
+        """Whether every request has exactly `width` drafts: then ragged tensors are rectangular as they lie."""
+        return self.total == self.size * self.width
+
+    @cached_property
+    def counts(self) -> Tensor:
+        """[B] int64, drafts of each request."""
+        return torch.diff(self.cumulative.long(), prepend=self.cumulative.new_zeros(1, dtype=torch.int64))
+
+    @cached_property
+    def starts(self) -> Tensor:
+        """[B] int64, the first draft of each request."""
+        return self.cumulative.long() - self.counts
+
+    @cached_property
+    def first_row(self) -> Tensor:
+        """[B] int64, the first target row of each request; after `a` accepted drafts row `first_row + a` decides."""
+        return self.starts + torch.arange(self.size, device=self.tokens.device)
+
+    @cached_property
+    def owner(self) -> Tensor:
+        """[T] int64, the request of each draft."""
+        place = torch.arange(self.total, device=self.tokens.device)
+        return torch.searchsorted(self.cumulative.long(), place, right=True)
+
+    @cached_property
+    def position(self) -> Tensor:
+        """[T] int64, the place of each draft among its request's."""
+        return torch.arange(self.total, device=self.tokens.device) - self.starts[self.owner]
+
+    @cached_property
+    def draft_rows(self) -> Tensor:
+        """[T] int64, the target row of each draft: one bonus row lies before it for every earlier request."""
+        return torch.arange(self.total, device=self.tokens.device) + self.owner
+
+    @cached_property
+    def _index(self) -> tuple[Tensor, Tensor]:
+        position = torch.arange(self.width, device=self.tokens.device)
+        index = (self.starts[:, None] + position).clamp_(max=max(self.total - 1, 0))
+        return index, position < self.counts[:, None]
+
+    def rectangle(self, values: Tensor, fill: float) -> Tensor:
+        """[B, width] from per-draft values [T], `fill` where a request has no draft."""
+        if self.even:
+            return values.view(self.size, self.width)
+        index, real = self._index
+        return torch.where(real, values[index], fill)
+
+    def flat(self, values: Tensor) -> Tensor:
+        """[T] from [B, width]: the inverse of `rectangle`."""
+        return values.reshape(-1) if self.even else values[self.owner, self.position]
+
+    def at(self, accepted: Tensor) -> Tensor:
+        """[B] int64: the draft after an accepted prefix (some valid draft where all were accepted)."""
+        return (self.starts + accepted).clamp_(max=max(self.total - 1, 0))
 
 
 @dataclass(slots=True)
 class Noise:
     """The random numbers of one step, drawn by the caller so that verification itself is a pure function.
 
-    uniform: [T] float in [0, 1), one a draft.
-    race:    [B, V] float > 0, exponential(1), for the one token a request may have to recover.
+    accept: [T] float64 in [0, 1), one a draft.
+    pick:   [B] float64 in [0, 1), one a request, for the one token it draws itself (recovered or bonus).
     """
 
-    uniform: torch.Tensor
-    race: torch.Tensor
+    accept: Tensor
+    pick: Tensor
 
 
 @dataclass(slots=True)
@@ -73,49 +133,29 @@ class Verdict:
     accepted: [B] int64, drafts accepted of each request.
     """
 
-    tokens: torch.Tensor
-    accepted: torch.Tensor
+    tokens: Tensor
+    accepted: Tensor
 
 
-def emit(batch: DraftBatch, accepted: torch.Tensor, replacement: torch.Tensor) -> Verdict:
-    """Lay out the output.
-
-    accepted: [B] int64, length of the accepted prefix; replacement: [B], the token after it where a draft was rejected.
-    The bonus token follows only a fully accepted request.
-    """
-    rows, _ = batch.padded_rows()
-    size, width = len(batch.counts), batch.width
-    tokens = torch.full((size, width + 1), PLACEHOLDER, dtype=torch.int32, device=batch.tokens.device)
-    position = torch.arange(width, device=tokens.device)
-    if width:
-        tokens[:, :width] = torch.where(position < accepted[:, None], batch.tokens[rows].int(), PLACEHOLDER)
-    counts = torch.tensor(batch.counts, device=tokens.device)
-    last = torch.where(accepted == counts, batch.bonus.to(replacement.dtype), replacement)
-    tokens.scatter_(1, accepted[:, None], last[:, None].int())
-    return Verdict(tokens, accepted)
-
-
-def accepted_prefix(batch: DraftBatch, passed: torch.Tensor) -> torch.Tensor:
+def prefix(batch: DraftBatch, passed: Tensor) -> Tensor:
     """[B] int64: how many leading drafts passed, given passed [T] bool for every draft on its own."""
-    if batch.width == 0:
-        return torch.zeros(len(batch.counts), dtype=torch.int64, device=batch.tokens.device)
-    rows, real = batch.padded_rows()
-    return (passed[rows] & real).long().cumprod(1).sum(1)
+    return batch.rectangle(passed, False).long().cumprod(1).sum(1)
 
 
-def row_after_prefix(batch: DraftBatch, accepted: torch.Tensor) -> torch.Tensor:
-    """[B] int64: the flat row of the first rejected draft (of some valid row where none was rejected)."""
-    counts = torch.tensor(batch.counts, dtype=torch.int64, device=accepted.device)
-    starts = counts.cumsum(0) - counts
-    return (starts + accepted).clamp_(max=max(batch.tokens.shape[0] - 1, 0))
+def emit(batch: DraftBatch, accepted: Tensor, last: Tensor) -> Verdict:
+    """Lay out the output: accepted [B] drafts, then last [B], the recovered or bonus token of each request."""
+    tokens = last.new_full((batch.size, batch.width + 1), PLACEHOLDER, dtype=torch.int32)
+    if batch.width:
+        place = torch.arange(batch.width, device=last.device)
+        drafts = batch.rectangle(batch.tokens.int(), PLACEHOLDER)
+        tokens[:, : batch.width] = torch.where(place < accepted[:, None], drafts, PLACEHOLDER)
+    return Verdict(tokens.scatter_(1, accepted[:, None], last[:, None].int()), accepted)
 
 
-def expand_to_tokens(x: torch.Tensor, cumulative: torch.Tensor, replace_from: float, replace_to: float) -> torch.Tensor:
-    """[T] from [B]: each request's value for each of its drafts, replace_from read as replace_to.
-
-    cumulative: [B], drafts up to and including each request.
-    """
-    if replace_from != replace_to:
-        x = torch.where(x == replace_from, torch.full_like(x, replace_to), x)
-    counts = torch.diff(cumulative, prepend=cumulative.new_zeros(1))
-    return x.repeat_interleave(counts)
+def to_rows(batch: DraftBatch, values: Tensor) -> Tensor:
+    """[R] from [B]: each request's value for each of its target rows."""
+    if batch.even:
+        return values.repeat_interleave(batch.width + 1, output_size=batch.total + batch.size)
+    rows = torch.arange(batch.total + batch.size, device=values.device)
+    bonus = batch.cumulative.long() + torch.arange(batch.size, device=values.device)
+    return values[torch.searchsorted(bonus, rows)]

@@ -7,43 +7,48 @@ The gain needs real draft probabilities: with one-hot drafts it accepts exactly 
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
-from mtp_runtime.verify.batch import DraftBatch, Noise, Verdict, emit, row_after_prefix
-from mtp_runtime.verify.recover import race, residual
+from mtp_runtime.verify.batch import DraftBatch, Noise, Verdict, emit
+from mtp_runtime.verify.recover import draw_one_hot, draw_residual, residual_tiles
+from mtp_runtime.verify.tokenwise import draft_chances
 
 
-def verify_block(batch: DraftBatch, target: torch.Tensor, draft_probs: torch.Tensor | None, noise: Noise) -> Verdict:
-    """Accept the longest prefix i with U_i <= h_i; shapes as in `verify_tokenwise`.
+def prefix_weights(ratio: Tensor) -> Tensor:
+    """w_1..w_K [B, K] of w_i = min(w_{i-1} r_i, 1), w_0 = 1, for ratio [B, K] r_i = p(x_i) / q(x_i).
 
-    w_0 = 1, w_i = min(w_{i-1} p(x_i) / q(x_i), 1); S_i = sum over v of max(w_i p_{i+1}(v) - q_{i+1}(v), 0);
-    h_i = S_i / (S_i + 1 - w_i) before the last draft and h_n = w_n at it. The recovered token comes from
-    max(w_i p_{i+1} - q_{i+1}, 0).
+    In logarithms this walk, kept below 0, is the sum so far minus its highest point so far: no loop over positions.
     """
-    size, width = len(batch.counts), batch.width
-    accepted = torch.zeros(size, dtype=torch.int64, device=batch.tokens.device)
-    if width == 0:
-        return emit(batch, accepted, batch.bonus)
-    rows, real = batch.padded_rows()
-    real = real & (batch.tokens[rows] >= 0).long().cumprod(1).bool()  # nothing after a placeholder counts
-    column = batch.tokens.clamp(min=0).long()[:, None]
-    p = target.gather(1, column)[:, 0]
-    q = torch.ones_like(p) if draft_probs is None else draft_probs.gather(1, column)[:, 0]
-    ratio = torch.where(q > 0, p / q, 0.0)
-    weight = torch.ones(size, dtype=p.dtype, device=p.device)
-    scale = weight.clone()  # w at the accepted prefix
-    ends = real.sum(1)
-    for i in range(width):
-        weight = torch.where(real[:, i], (weight * ratio[rows[:, i]]).clamp(max=1), 0.0)
-        following = rows[:, min(i + 1, width - 1)]
-        rest = residual(
-            target[following], batch.tokens[following], None if draft_probs is None else draft_probs[following], weight
-        ).sum(1)
-        if draft_probs is None:  # sum of max(w p - onehot, 0); the residual there is unscaled
-            rest = weight * rest
-        chance = torch.where(ends == i + 1, weight, rest / (rest + 1 - weight).clamp(min=1e-30))
-        hit = real[:, i] & (weight > 0) & (noise.uniform[rows[:, i]] < chance)
-        accepted = torch.where(hit, i + 1, accepted)
-        scale = torch.where(hit, weight, scale)
-    row = row_after_prefix(batch, accepted)
-    weights = residual(target[row], batch.tokens[row], None if draft_probs is None else draft_probs[row], scale)
-    return emit(batch, accepted, race(weights, noise.race))
+    walk = ratio.double().log().cumsum(1)
+    return (walk - walk.cummax(1).values.clamp(min=0)).exp()
+
+
+def verify_block(batch: DraftBatch, probs: Tensor, draft_probs: Tensor | None, noise: Noise) -> Verdict:
+    """Accept the longest prefix i with U_i < h_i; shapes as in `verify_tokenwise`.
+
+    S_i = sum over v of max(w_i p_{i+1}(v) - q_{i+1}(v), 0); h_i = S_i / (S_i + 1 - w_i) before the last draft and
+    h_n = w_n at it. The recovered token comes from max(w_i p_{i+1} - q_{i+1}, 0). A placeholder ends the block.
+    """
+    if not batch.total:
+        nothing = batch.counts.clone()
+        return emit(batch, nothing, draw_one_hot(batch, probs, nothing, noise.pick))
+    p, q = draft_chances(batch, probs, draft_probs)
+    ratio = torch.where(torch.as_tensor(q, device=p.device) > 0, p / q, 0.0)
+    live = batch.rectangle(batch.tokens >= 0, False).int().cumprod(1)  # nothing after a placeholder counts
+    weight = prefix_weights(batch.rectangle(ratio, 0.0)) * live  # [B, K], w_1..w_K
+    before = torch.cat((torch.ones_like(weight[:, :1]), weight[:, :-1]), dim=1)  # w_0..w_{K-1}
+    scale = batch.flat(before).to(p.dtype)
+    if draft_probs is None:
+        tiles, rest = None, scale * (1 - p)
+    else:
+        tiles = residual_tiles(batch, probs, draft_probs, scale)
+        rest = tiles.sum(1)
+    following = batch.rectangle(rest, 0.0).roll(-1, dims=1).double()  # S_1..S_K; the last is not used
+    chance = following / (following + 1 - weight).clamp(min=1e-30)
+    place = torch.arange(1, batch.width + 1, device=p.device)
+    chance = torch.where(place == live.sum(1, keepdim=True), weight, chance)
+    hit = (weight > 0) & (batch.rectangle(noise.accept, 1.0) < chance)
+    accepted = torch.where(hit, place, 0).amax(1)
+    if draft_probs is None or tiles is None:
+        return emit(batch, accepted, draw_one_hot(batch, probs, accepted, noise.pick))
+    return emit(batch, accepted, draw_residual(batch, probs, draft_probs, accepted, noise.pick, scale, tiles))

@@ -9,8 +9,15 @@ torch = pytest.importorskip("torch", reason="verification tests run in the engin
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
-from mtp_runtime.verify import DraftBatch, Noise, reference, verify_greedy, verify_tokenwise  # noqa: E402
-from mtp_runtime.verify.block import verify_block  # noqa: E402
+from mtp_runtime.verify import (  # noqa: E402
+    DraftBatch,
+    Noise,
+    reference,
+    verify_block,
+    verify_exact,
+    verify_tokenwise,
+)
+from mtp_runtime.verify.recover import TILE  # noqa: E402
 
 pytestmark = pytest.mark.engine
 
@@ -26,79 +33,77 @@ def distributions(draw: st.DrawFn, vocab: int) -> list[float]:
 
 
 @st.composite
-def steps(draw: st.DrawFn, placeholders: bool = True) -> dict:
-    """One engine step: requests with 0..4 drafts each."""
+def steps(draw: st.DrawFn) -> dict:
+    """One engine step: requests with 0..4 drafts each, placeholders among them."""
     vocab = draw(st.integers(2, 5))
     with_probs = draw(st.booleans())
+    even = draw(st.none() | st.integers(1, 4))
     requests = []
     for _ in range(draw(st.integers(1, 4))):
-        count = draw(st.integers(0, 4))
+        count = draw(st.integers(0, 4)) if even is None else even
         requests.append(
             {
-                "drafts": draw(st.lists(st.integers(-placeholders, vocab - 1), min_size=count, max_size=count)),
-                "p": [draw(distributions(vocab)) for _ in range(count)],
+                "drafts": draw(st.lists(st.integers(-1, vocab - 1), min_size=count, max_size=count)),
+                "p": [draw(distributions(vocab)) for _ in range(count + 1)],
                 "q": [draw(distributions(vocab)) for _ in range(count)] if with_probs else None,
-                "argmax": draw(st.lists(st.integers(0, vocab - 1), min_size=count, max_size=count)),
-                "uniform": [u / GRID for u in draw(st.lists(st.integers(0, GRID - 1), min_size=count, max_size=count))],
-                "race": draw(st.lists(st.floats(0.01, 9), min_size=vocab, max_size=vocab)),
-                "bonus": draw(st.integers(0, vocab - 1)),
+                "chosen": draw(st.lists(st.integers(0, vocab - 1), min_size=count + 1, max_size=count + 1)),
+                "accept": [number(draw) for _ in range(count)],
+                "pick": number(draw),
             }
         )
     return {"vocab": vocab, "with_probs": with_probs, "requests": requests}
 
 
-def tensors(step: dict) -> tuple[DraftBatch, torch.Tensor, torch.Tensor | None, Noise]:
-    """A step as the fast forms take it."""
-    requests = step["requests"]
-
-    def flat(key: str) -> torch.Tensor:
-        rows = [row for request in requests for row in request[key]]
-        return torch.tensor(rows, dtype=torch.float64).reshape(len(rows), -1)
-
-    tokens = torch.tensor([x for r in requests for x in r["drafts"]], dtype=torch.int32)
-    batch = DraftBatch(tokens, [len(r["drafts"]) for r in requests], torch.tensor([r["bonus"] for r in requests]))
-    noise = Noise(flat("uniform")[:, 0] if len(tokens) else torch.zeros(0), torch.tensor([r["race"] for r in requests]))
-    target = flat("p") if len(tokens) else torch.zeros(0, step["vocab"])
-    draft_probs = (flat("q") if len(tokens) else torch.zeros(0, step["vocab"])) if step["with_probs"] else None
-    noise.race = noise.race.double()
-    return batch, target, draft_probs, noise
+def number(draw: st.DrawFn) -> float:
+    """0, or off the grid: a sum may differ in its last bit between the two forms."""
+    u = draw(st.integers(0, GRID - 1))
+    return u / GRID + 0.0003 if u else 0.0
 
 
-def emitted(verdict) -> list[list[int]]:
+def tensors(step: dict, pad_to: int = 0) -> tuple[DraftBatch, torch.Tensor, torch.Tensor | None, Noise]:
+    """A step as the fast forms take it; pad_to: vocabulary to fill up to with impossible tokens in front."""
+    requests, vocab = step["requests"], step["vocab"]
+    shift = max(pad_to - vocab, 0)
+
+    def rows(key: str) -> torch.Tensor:
+        found = [row for request in requests for row in request[key]]
+        matrix = torch.tensor(found, dtype=torch.float32).reshape(len(found), vocab)
+        return torch.nn.functional.pad(matrix, (shift, 0))
+
+    drafts = [x + shift if x >= 0 else x for r in requests for x in r["drafts"]]
+    batch = DraftBatch.of(torch.tensor(drafts, dtype=torch.int32), [len(r["drafts"]) for r in requests])
+    noise = Noise(
+        torch.tensor([u for r in requests for u in r["accept"]], dtype=torch.float64),
+        torch.tensor([r["pick"] for r in requests], dtype=torch.float64),
+    )
+    return batch, rows("p"), rows("q") if step["with_probs"] else None, noise
+
+
+def emitted(verdict, shift: int = 0) -> list[list[int]]:
     """Tokens of each request without the padding, which must be at the end only."""
     rows = []
     for row, accepted in zip(verdict.tokens.tolist(), verdict.accepted.tolist(), strict=True):
         assert all(token == -1 for token in row[accepted + 1 :])
-        rows.append(row[: accepted + 1])
+        rows.append([token - shift for token in row[: accepted + 1]])
     return rows
 
 
-@given(steps())
-@settings(max_examples=300, deadline=None)
-def test_tokenwise_agrees(step: dict) -> None:
-    batch, target, draft_probs, noise = tensors(step)
-    expected = [
-        reference.tokenwise(r["drafts"], r["p"], r["q"], r["uniform"], r["race"], r["bonus"]) for r in step["requests"]
-    ]
-    assert emitted(verify_tokenwise(batch, target, draft_probs, noise)) == expected
-
-
-@given(steps(placeholders=False))
-@settings(max_examples=300, deadline=None)
-def test_block_agrees(step: dict) -> None:
-    for request in step["requests"]:  # off the grid: a sum may differ in its last bit between the two forms
-        request["uniform"] = [u + 0.0003 if u else 0.0 for u in request["uniform"]]
-    batch, target, draft_probs, noise = tensors(step)
-    expected = [
-        reference.block(r["drafts"], r["p"], r["q"], r["uniform"], r["race"], r["bonus"]) for r in step["requests"]
-    ]
-    assert emitted(verify_block(batch, target, draft_probs, noise)) == expected
+@pytest.mark.parametrize("name", ["tokenwise", "block"])
+@given(step=steps(), padding=st.sampled_from([0, 0, 3 * TILE, 2 * TILE + 7]))
+@settings(max_examples=400, deadline=None)
+def test_stochastic_forms_agree(name: str, step: dict, padding: int) -> None:
+    """Also where the probable tokens lie in a later tile, or in an incomplete one."""
+    fast = {"tokenwise": verify_tokenwise, "block": verify_block}[name]
+    slow = getattr(reference, name)
+    expected = [slow(r["drafts"], r["p"], r["q"], r["accept"], r["pick"]) for r in step["requests"]]
+    verdict = fast(*tensors(step, padding))
+    assert emitted(verdict, max(padding - step["vocab"], 0)) == expected
 
 
 @given(steps())
 @settings(max_examples=200, deadline=None)
-def test_greedy_agrees(step: dict) -> None:
+def test_exact_forms_agree(step: dict) -> None:
     batch, *_ = tensors(step)
-    argmax = torch.tensor([x for r in step["requests"] for x in r["argmax"]], dtype=torch.int64)
-    expected = [reference.greedy(r["drafts"], r["argmax"], r["bonus"]) for r in step["requests"]]
-    assert emitted(verify_greedy(batch, argmax)) == expected
+    chosen = torch.tensor([x for r in step["requests"] for x in r["chosen"]], dtype=torch.int64)
+    expected = [reference.exact(r["drafts"], r["chosen"]) for r in step["requests"]]
+    assert emitted(verify_exact(batch, chosen)) == expected
