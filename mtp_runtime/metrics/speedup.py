@@ -37,20 +37,6 @@ def position_rates(accepted_per_position: Sequence[float], drafts: float) -> lis
     ]
 
 
-def length_from_rate(rate: float, k: int) -> float:
-    """Acceptance length from the acceptance rate when every draft has K tokens: 1 + K x rate."""
-    _require(_finite(rate) and 0.0 <= rate <= 1.0, f"acceptance rate must lie in [0, 1], not {rate}")
-    _require(k >= 0, f"K must be >= 0, not {k}")
-    return 1.0 + k * rate
-
-
-def tpot_from_itl(itl_s: float, length: float) -> float:
-    """Time per output token, seconds: ITL / acceptance length (length 1 = MTP off, then TPOT = ITL)."""
-    _require(_finite(itl_s) and itl_s >= 0, f"ITL must be >= 0 s, not {itl_s}")
-    _require(_finite(length) and length >= 1, f"acceptance length must be >= 1, not {length}")
-    return itl_s / length
-
-
 def mean_tpot(seconds_sum: float, requests: float, one_token_requests: float = 0.0) -> float:
     """Mean TPOT of finished requests, seconds, from vLLM's per-request histogram.
 
@@ -75,11 +61,6 @@ def gain(length: float, cost: float) -> float:
     _require(_finite(length) and length >= 1, f"acceptance length must be >= 1, not {length}")
     _require(_finite(cost) and cost > 0, f"step cost must be > 0, not {cost}")
     return length / cost
-
-
-def measured_gain(tpot_without_s: float, tpot_with_s: float) -> float:
-    """TPOT speed-up from two measured TPOTs: without / with."""
-    return _ratio(tpot_without_s, tpot_with_s, "TPOT without MTP", "TPOT with MTP")
 
 
 def _share(part: float, whole: float, part_name: str, whole_name: str) -> float:
