@@ -141,7 +141,7 @@ test-live: venv ## tests on a running stack (deploys CLUSTER=local, destroys it)
 bench: bench-core bench-engine ## all benchmarks
 bench-core: engine ## verification, without an engine
 	@$(ENGINE_PYTHON) -m loadtests.bench_core $(ARGS)
-bench-engine: engine ## step cost and TPOT with and without MTP, in one process
+bench-engine: engine ## step cost and TPOT with and without MTP, with verdicts (ARGS=--strict: exit 1 if one is missed)
 	@$(ENGINE_PYTHON) -m loadtests.bench_engine $(ARGS)
 
 ##@ Build

@@ -10,13 +10,17 @@ from typing import Any
 
 from vllm import LLM, SamplingParams
 
+from mtp_runtime.config.engines import CPU_ATTENTION
+
 
 def build(model: str, k: int, length: int) -> LLM:
-    """An engine for one request at a time, in this process."""
-    drafts: dict[str, Any] = {"speculative_config": {"method": "mtp", "num_speculative_tokens": k}} if k else {}
+    """An engine for one request at a time, in this process. Every arm, stock too, has a deployed rank's backend."""
+    speculative = {"method": "mtp", "num_speculative_tokens": k, "attention_backend": CPU_ATTENTION}
+    drafts: dict[str, Any] = {"speculative_config": speculative} if k else {}
     return LLM(
         model=model,
         dtype="float32",
+        attention_backend=CPU_ATTENTION,
         enforce_eager=True,
         skip_tokenizer_init=True,
         max_model_len=length,

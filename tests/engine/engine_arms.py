@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mtp_runtime.config.engines import cpu_env
+from mtp_runtime.config.engines import CPU_ATTENTION, cpu_env
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = os.environ.get("MTP_TEST_MODEL", "mtp_runtime/model/weights")
@@ -85,10 +85,12 @@ def _child(arm: Arm, env: dict[str, str], sender: Any) -> None:
 def _serve(arm: Arm) -> dict[str, Any]:
     from vllm import LLM, SamplingParams
 
-    drafts = {"speculative_config": {"method": "mtp", "num_speculative_tokens": arm.k}} if arm.k else {}
+    speculative = {"method": "mtp", "num_speculative_tokens": arm.k, "attention_backend": CPU_ATTENTION}
+    drafts = {"speculative_config": speculative} if arm.k else {}
     llm = LLM(
         model=MODEL,
         dtype="float32",
+        attention_backend=CPU_ATTENTION,
         enforce_eager=True,
         skip_tokenizer_init=True,
         max_model_len=MAX_MODEL_LEN,
