@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-TOOL = Path(__file__).resolve().parents[3] / "ansible" / "roles" / "supervisor" / "files" / "end_former.py"
+TOOL = Path(__file__).resolve().parents[3] / "ansible" / "module_utils" / "mtp_processes.py"
 Start = Callable[..., "subprocess.Popen[bytes]"]
 
 
@@ -60,6 +60,19 @@ def test_a_process_that_ignores_sigterm_is_killed(tmp_path: Path, start: Start) 
     stubborn = start(tmp_path, "a", "trap '' TERM; while :; do sleep 1; done")
     assert end(tmp_path, "a").returncode == 0
     assert stubborn.wait(10) == -signal.SIGKILL
+
+
+def test_clusters_with_processes_are_named(tmp_path: Path, start: Start) -> None:
+    for cluster in ("b", "a", "a"):
+        start(tmp_path / "clusters" / cluster, "decode-0")
+    start(tmp_path / "clusters-of-another-checkout" / "c", "decode-0")
+
+    def running(folder: Path) -> list[str]:
+        command = [sys.executable, str(TOOL), "running", str(folder)]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout.split()
+
+    assert running(tmp_path / "clusters") == ["a", "b"]
+    assert running(tmp_path / "elsewhere") == []
 
 
 def test_nothing_to_end(tmp_path: Path) -> None:

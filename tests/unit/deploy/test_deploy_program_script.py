@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import configparser
-import importlib.util
 import json
 import subprocess
 import sys
@@ -12,8 +11,8 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from ansible_modules import ROOT, load
 
-ROOT = Path(__file__).resolve().parents[3]
 PRINT = (
     "import json, os, sys; "
     "print(json.dumps([sys.argv[1:], {k: os.environ.get(k) for k in ('A', 'SECRET')}, os.getcwd()]))"
@@ -35,11 +34,7 @@ HOSTILE = [
 
 @pytest.fixture(scope="module")
 def module() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("mtp_program", ROOT / "ansible" / "library" / "mtp_program.py")
-    assert spec is not None and spec.loader is not None
-    loaded = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(loaded)
-    return loaded
+    return load("mtp_program")
 
 
 @pytest.fixture
@@ -48,7 +43,7 @@ def state(tmp_path: Path) -> Path:
     folder = tmp_path / "it's 50% here"
     for name in ("run", "bin", "programs", "logs"):
         (folder / name).mkdir(parents=True)
-    source = ROOT / "ansible" / "roles" / "supervisor" / "files" / "end_former.py"
+    source = ROOT / "ansible" / "module_utils" / "mtp_processes.py"
     (folder / "bin" / "end_former.py").write_text(source.read_text())
     return folder
 
