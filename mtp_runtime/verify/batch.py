@@ -124,6 +124,16 @@ class Noise:
     accept: Tensor
     pick: Tensor
 
+    @classmethod
+    def drawn(cls, batch: DraftBatch, generator: torch.Generator) -> Noise:
+        """From a generator on the batch's device; alike in all workers that drew alike from it before.
+
+        float64: in float32 an exact 0 is likely enough to matter, and V tokens need more than 24 bits.
+        """
+        total = batch.total
+        numbers = torch.rand(total + batch.size, generator=generator, dtype=torch.float64, device=batch.tokens.device)
+        return cls(numbers[:total], numbers[total:])
+
 
 @dataclass(slots=True)
 class Verdict:

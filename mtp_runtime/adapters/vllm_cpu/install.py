@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import sys
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
 from mtp_runtime.adapters.vllm_cpu import nixl_progress
 from mtp_runtime.adapters.vllm_cpu.counters import export
@@ -25,6 +28,9 @@ def install() -> None:
     nixl_progress.install()
     _replace_attention()
     _replace_sampler()
+    _replace_drafting()
+    _replace_statistics()
+    _allow_min_p_and_bias()
 
 
 def _release() -> str:
@@ -46,12 +52,57 @@ def _replace_attention() -> None:
 def _replace_sampler() -> None:
     from vllm.v1.sample import rejection_sampler as engine
 
-    from mtp_runtime.adapters.vllm_cpu.sampler import MtpRejectionSampler, decide, expand_batch_to_tokens
+    from mtp_runtime.adapters.vllm_cpu.sampler import MtpRejectionSampler
 
     engine.RejectionSampler = MtpRejectionSampler
-    engine.rejection_sample = decide
-    engine.expand_batch_to_tokens = expand_batch_to_tokens
     # The runner binds the name when it is imported: too early only where the engine was imported before the plugins.
     runner = sys.modules.get("vllm.v1.worker.gpu_model_runner")
     if runner is not None:
         runner.RejectionSampler = MtpRejectionSampler  # type: ignore[attr-defined]
+
+
+def _replace_drafting() -> None:
+    from vllm.v1.spec_decode import llm_base_proposer
+
+    from mtp_runtime.adapters.vllm_cpu.randomness import sample_drafts
+
+    llm_base_proposer.compute_probs_and_sample_next_token = sample_drafts
+
+
+def _replace_statistics() -> None:
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    from mtp_runtime.adapters.vllm_cpu.scheduling import leave_out_placeholders
+
+    leave_out_placeholders(Scheduler)
+
+
+def _allow_min_p_and_bias() -> None:
+    """vLLM drops min_p and logit_bias where there are drafts, and refuses requests with them: ours work."""
+    from vllm.sampling_params import SamplingParams
+    from vllm.v1.sample import logits_processor as package
+
+    original = package.build_logitsprocs
+    if getattr(original, "mtp_runtime", False):
+        return
+
+    @functools.wraps(original)
+    def build_logitsprocs(
+        vllm_config: Any,
+        device: Any,
+        is_pin_memory: bool,
+        is_pooling_model: bool,
+        custom_logitsprocs: Sequence[Any] = (),
+    ) -> Any:
+        if vllm_config.speculative_config is None or is_pooling_model or custom_logitsprocs:
+            return original(vllm_config, device, is_pin_memory, is_pooling_model, custom_logitsprocs)
+        return package.LogitsProcessors(
+            build(vllm_config, device, is_pin_memory) for build in package.BUILTIN_LOGITS_PROCESSORS
+        )
+
+    build_logitsprocs.mtp_runtime = True  # type: ignore[attr-defined]
+    package.build_logitsprocs = build_logitsprocs
+    runner = sys.modules.get("vllm.v1.worker.gpu_model_runner")
+    if runner is not None:
+        runner.build_logitsprocs = build_logitsprocs  # type: ignore[attr-defined]
+    SamplingParams._validate_spec_decode = lambda self, speculative_config: None

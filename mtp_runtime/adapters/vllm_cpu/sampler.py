@@ -1,27 +1,35 @@
-"""Our verification in the place of vLLM's rejection sampler.
-
-The subclass keeps what surrounds verification in vLLM (logits processors, the bonus token's sampler,
-log-probabilities) and decides every acceptance, recovered and bonus token itself: in the greedy fast path below, else
-in `decide`, which replaces the function vLLM's sampler calls.
-"""
+"""Our verification in the place of vLLM's rejection sampler: from the target's logits to the tokens of each request."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
-from vllm.v1.outputs import SamplerOutput
+from torch import Tensor
+from vllm.v1.outputs import LogprobsTensors, SamplerOutput
 from vllm.v1.sample import rejection_sampler as engine
-from vllm.v1.sample.logits_processor.builtin import MinTokensLogitsProcessor as MinTokens
+from vllm.v1.sample.logits_processor.builtin import LogitBiasLogitsProcessor, MinTokensLogitsProcessor
 from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
+from mtp_runtime.adapters.vllm_cpu.constraints import GREEDY_BELOW, constrain, shape
 from mtp_runtime.adapters.vllm_cpu.counters import Count
+from mtp_runtime.adapters.vllm_cpu.randomness import KeyedTopKTopP, keys
 from mtp_runtime.adapters.vllm_cpu.settings import InjectedFault, settings
-from mtp_runtime.adapters.vllm_cpu.steps import Step, watch
+from mtp_runtime.adapters.vllm_cpu.steps import Step, row_positions, sampled, watch
+from mtp_runtime.choice import choose_method
 from mtp_runtime.metrics import names
-from mtp_runtime.verify import PLACEHOLDER, DraftBatch, Noise, choose, verify_greedy, verify_mixed
-from mtp_runtime.verify.batch import expand_to_tokens
+from mtp_runtime.verify import (
+    PLACEHOLDER,
+    STRATEGIES,
+    DraftBatch,
+    Noise,
+    Verdict,
+    keyed,
+    to_rows,
+    verify_exact,
+    verify_mixed,
+)
 
 EngineSampler = engine.RejectionSampler
 
@@ -38,6 +46,9 @@ class MtpRejectionSampler(EngineSampler):  # type: ignore[misc, valid-type]
         from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
         watch(GPUModelRunner)
+        sampler.topk_topp_sampler = KeyedTopKTopP(sampler.topk_topp_sampler)
+        # vLLM seeds every worker alike; a generator that only verification draws from stays alike in all of them.
+        self._generator = torch.Generator(device or "cpu").manual_seed(torch.initial_seed() % (1 << 63))
         self._fault = settings().fault == "verify"
         self._calls = Count(names.PLUGIN_VERIFY_CALLS)
         self._draft_steps = Count(names.PLUGIN_VERIFY_DRAFT_STEPS)
@@ -47,25 +58,74 @@ class MtpRejectionSampler(EngineSampler):  # type: ignore[misc, valid-type]
     def forward(
         self,
         metadata: SpecDecodeMetadata,
-        draft_probs: torch.Tensor | None,
-        logits: torch.Tensor,
+        draft_probs: Tensor | None,
+        logits: Tensor,
         sampling_metadata: SamplingMetadata,
     ) -> SamplerOutput:
-        """Verify one step. Shapes as in vLLM: logits [T + B, V], draft_probs [T, V] or None."""
-        if Step.draft_rows:  # not in a dummy run
+        """Verify one step. logits: [R, V], each request's draft rows, then its bonus row, not changed; draft_probs:
+        [T, V] or None."""
+        real = Step.draft_rows > 0  # not in a dummy run
+        if real:
             if self._fault:
                 raise InjectedFault("verify")
             self._count(metadata)
-        if not metadata.draft_token_ids.numel():
-            # Every request was listed with zero drafts, which vLLM's own sampler does not survive with top-k.
-            return self.sampler(logits=logits, sampling_metadata=sampling_metadata)
-        if not is_plain_greedy(sampling_metadata):
-            return super().forward(metadata, draft_probs, logits, sampling_metadata)
-        # Nothing but the argmax matters: one pass over all rows, target and bonus alike.
-        best = self.sampler.greedy_sample(logits)
-        batch = DraftBatch(metadata.draft_token_ids, metadata.num_draft_tokens, best[metadata.bonus_logits_indices])
-        verdict = verify_greedy(batch, best[metadata.target_logits_indices])
-        return SamplerOutput(sampled_token_ids=verdict.tokens, logprobs_tensors=None)
+        batch = DraftBatch(metadata.draft_token_ids, metadata.cu_num_draft_tokens, metadata.max_spec_len)
+        positions = row_positions(metadata.logits_indices) if real else torch.zeros(len(logits), dtype=torch.int64)
+        if is_plain_greedy(sampling_metadata):
+            # Nothing but the argmax matters: one pass over all rows, target and bonus alike.
+            verdict = verify_exact(batch, self.sampler.greedy_sample(logits))
+            logprobs = None
+        else:
+            rows = constrain(logits, batch, metadata.num_draft_tokens, sampling_metadata)
+            verdict, processed = self._decide(batch, draft_probs, rows, sampling_metadata, positions)
+            logprobs = self._logprobs(batch, verdict, logits, processed, sampling_metadata.max_num_logprobs)
+        # The next token's place; a request's first row predicts the token at positions[first_row].
+        sampled(positions[batch.first_row] + verdict.accepted + 1)
+        return SamplerOutput(sampled_token_ids=verdict.tokens, logprobs_tensors=logprobs)
+
+    def _decide(
+        self,
+        batch: DraftBatch,
+        draft_probs: Tensor | None,
+        rows: Tensor,
+        sampling: SamplingMetadata,
+        positions: Tensor,
+    ) -> tuple[Verdict, Tensor | None]:
+        """The verdict, and the processed logits [R, V] where a log-probability mode asks for them."""
+        if sampling.all_greedy:
+            verdict = verify_exact(batch, self.sampler.greedy_sample(rows))
+            return verdict, rows if self.is_processed_logprobs_mode else None
+        seeded = sampling.generators
+        chosen = None if sampling.all_random else self.sampler.greedy_sample(rows)
+        rows = shape(rows, batch, sampling)
+        wanted = self.is_processed_logprobs_mode and sampling.max_num_logprobs is not None
+        processed = rows.clone() if wanted else None
+        probs = torch.softmax(rows, dim=-1, out=rows)
+        exact = None if chosen is None else sampling.temperature < GREEDY_BELOW
+        if seeded:
+            chosen, exact = _race_seeded(batch, probs, sampling, positions, chosen, exact)
+        if exact is not None and len(seeded) == batch.size:
+            return verify_exact(batch, chosen), processed
+        noise = Noise.drawn(batch, self._generator)
+        method = choose_method(settings().verification, draft_probs is not None, max(batch.width, 1)).method
+        verify = STRATEGIES[method]
+        if exact is None:
+            return verify(batch, probs, draft_probs, noise), processed
+        return verify_mixed(batch, chosen, exact, probs, draft_probs, noise, verify), processed
+
+    def _logprobs(
+        self, batch: DraftBatch, verdict: Verdict, logits: Tensor, processed: Tensor | None, count: int | None
+    ) -> LogprobsTensors | None:
+        """Of each emitted token, from the row that decided it; tokens not emitted get some row, vLLM filters them."""
+        if count is None:
+            return None
+        source = logits if processed is None else processed
+        place = torch.arange(batch.width + 1, device=logits.device)
+        index = (batch.first_row[:, None] + place).clamp_(max=logits.shape[0] - 1).flatten()
+        values = source[index].float()
+        if not self.is_logits_logprobs_mode:
+            values = self.sampler.compute_logprobs(values)
+        return self.sampler.gather_logprobs(values, count, verdict.tokens.flatten().clamp(min=0).long())
 
     def _count(self, metadata: SpecDecodeMetadata) -> None:
         self._calls.add()
@@ -81,6 +141,29 @@ class MtpRejectionSampler(EngineSampler):  # type: ignore[misc, valid-type]
             start += count
 
 
+def _race_seeded(
+    batch: DraftBatch,
+    probs: Tensor,
+    sampling: SamplingMetadata,
+    positions: Tensor,
+    chosen: Tensor | None,
+    exact: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """Sample every row of the requests with a seed; (chosen [R], exact [B]) with them entered."""
+    requests, seeds = keys(sampling.generators, probs.device)
+    key = torch.zeros(batch.size, dtype=torch.int64, device=probs.device).index_put_((requests,), seeds)
+    mine = torch.zeros(batch.size, dtype=torch.bool, device=probs.device).index_fill_(0, requests, True)
+    rows = to_rows(batch, mine).nonzero()[:, 0]
+    tokens = keyed.race(probs[rows], to_rows(batch, key)[rows], positions[rows])
+    if chosen is None or exact is None:
+        chosen = torch.zeros(probs.shape[0], dtype=torch.int64, device=probs.device)
+        exact = torch.zeros_like(mine)
+    # A greedy request with a seed stays greedy.
+    drawn = ~to_rows(batch, exact)[rows]
+    chosen = chosen.long().index_put_((rows[drawn],), tokens[drawn])
+    return chosen, exact | mine
+
+
 def is_plain_greedy(sampling: SamplingMetadata) -> bool:
     """Whether every request takes the argmax of its raw logits and wants no log-probabilities."""
     holder = sampling.thinking_budget_state_holder
@@ -91,63 +174,13 @@ def is_plain_greedy(sampling: SamplingMetadata) -> bool:
         and sampling.no_penalties
         and sampling.allowed_token_ids_mask is None
         and not sampling.bad_words_token_ids
-        and all(isinstance(p, MinTokens) and not p.min_toks for p in sampling.logitsprocs.non_argmax_invariant)
+        and all(_idle(processor) for processor in sampling.logitsprocs.non_argmax_invariant)
         and (holder is None or not holder.has_tracked_requests())
     )
 
 
-def decide(
-    draft_token_ids: torch.Tensor,
-    num_draft_tokens: list[int],
-    max_spec_len: int,
-    cu_num_draft_tokens: torch.Tensor,
-    draft_probs: torch.Tensor | None,
-    target_logits: torch.Tensor,
-    bonus_token_ids: torch.Tensor,
-    sampling_metadata: SamplingMetadata,
-    synthetic_mode: bool = False,
-    synthetic_conditional_rates: torch.Tensor | None = None,
-    use_fp64_gumbel: bool = False,
-) -> torch.Tensor:
-    """Replaces `vllm.v1.sample.rejection_sampler.rejection_sample`, same arguments.
-
-    target_logits [T, V]: after every logits processor, temperature, top-k and top-p. Returns [B, max_spec_len + 1]
-    int32.
-    """
-    batch = DraftBatch(draft_token_ids, num_draft_tokens, bonus_token_ids[:, 0])
-    argmax = target_logits.argmax(dim=-1)
-    if sampling_metadata.all_greedy:
-        return verify_greedy(batch, argmax).tokens
-    greedy = sampling_metadata.temperature == engine.GREEDY_TEMPERATURE
-    target = target_logits.softmax(dim=-1, dtype=torch.float32)
-    noise = draw(num_draft_tokens, target.shape[1], sampling_metadata.generators, target.device)
-    verify = choose(settings().verification, draft_probs is not None)
-    return verify_mixed(batch, greedy, argmax, target, draft_probs, noise, verify).tokens
-
-
-def expand_batch_to_tokens(
-    x: torch.Tensor, cu_num_tokens: torch.Tensor, num_tokens: int, replace_from: int = 0, replace_to: int = 0
-) -> torch.Tensor:
-    """Replaces the function of the same name, which vLLM uses for temperature, top-k and top-p of the drafts.
-
-    In 0.32.0 its CPU kernel writes into a 64-bit copy of anything that is not int64 and drops it: temperatures and
-    limits of drafts are then whatever memory held before.
-    """
-    return expand_to_tokens(x, cu_num_tokens, replace_from, replace_to)
-
-
-def draw(counts: list[int], vocab: int, generators: dict[int, torch.Generator], device: torch.device) -> Noise:
-    """The random numbers of a step; a request with a seed takes its own from its generator, whatever else is in the
-    batch.
-
-    Uniform numbers are float64: in float32 an exact 0 is likely enough to matter.
-    """
-    uniform = torch.rand(sum(counts), dtype=torch.float64, device=device)
-    race = torch.empty(len(counts), vocab, dtype=torch.float32, device=device).exponential_()
-    for request, generator in generators.items():
-        if not counts[request]:  # takes the bonus token, for which vLLM's sampler draws
-            continue
-        start = sum(counts[:request])
-        uniform[start : start + counts[request]].uniform_(generator=generator)
-        race[request].exponential_(generator=generator)
-    return Noise(uniform, race)
+def _idle(processor: Any) -> bool:
+    """Whether a logits processor has no request to act on."""
+    if isinstance(processor, MinTokensLogitsProcessor):
+        return not processor.min_toks
+    return isinstance(processor, LogitBiasLogitsProcessor) and not processor.biases

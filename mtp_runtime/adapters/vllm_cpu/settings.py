@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from functools import cache
 
-from mtp_runtime.verify import CHOICES
+from mtp_runtime.choice import CHOICES
 
 FAULTS = ("verify", "attention")
 

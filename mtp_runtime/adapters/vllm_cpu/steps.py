@@ -6,6 +6,9 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from mtp_runtime.adapters.vllm_cpu.counters import Count
 from mtp_runtime.metrics import names
 
@@ -15,9 +18,14 @@ class Step:
 
     draft_rows: query tokens of the requests that carry drafts (drafts + 1 each); 0 in a step without drafts and in
     dummy runs.
+    next_position: [B] int64, where the token after the one sampled last stands; None before anything was sampled.
+    depth: drafts proposed since then.
     """
 
     draft_rows = 0
+    runner: Any = None
+    next_position: Tensor | None = None
+    depth = 0
 
 
 def watch(runner_class: type) -> None:
@@ -32,9 +40,35 @@ def watch(runner_class: type) -> None:
         # A request near its token limit may be listed with no draft at all.
         drafts = [len(tokens) for tokens in scheduler_output.scheduled_spec_decode_tokens.values() if tokens]
         Step.draft_rows = sum(drafts) + len(drafts)
+        Step.runner = self
         if drafts:
             count.add()
         return original(self, scheduler_output, *args, **kwargs)
 
     execute_model.mtp_runtime = True  # type: ignore[attr-defined]
     runner_class.execute_model = execute_model  # type: ignore[attr-defined]
+
+
+def row_positions(query_rows: Tensor | None = None) -> Tensor:
+    """[R] int64: the position in its sequence of the token that each row of logits predicts.
+
+    query_rows: [R] the query token behind each row; None for a step without drafts, where it is each request's last.
+    """
+    runner = Step.runner
+    if query_rows is None:
+        query_rows = runner.query_start_loc.gpu[1 : runner.input_batch.num_reqs + 1] - 1
+    return runner.positions[query_rows].long() + 1
+
+
+def sampled(next_position: Tensor) -> None:
+    """Note that a step was sampled; drafts follow, the first at next_position [B]."""
+    Step.next_position, Step.depth = next_position, 0
+
+
+def draft_positions(size: int) -> Tensor:
+    """[size] int64: where the drafts proposed now stand; each call is one draft deeper."""
+    position = Step.next_position
+    if position is None or position.shape[0] != size:  # a dummy run: there is no request
+        return torch.zeros(size, dtype=torch.int64)
+    Step.depth += 1
+    return position + (Step.depth - 1)
