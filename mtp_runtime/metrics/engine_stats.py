@@ -13,7 +13,7 @@ from mtp_runtime.metrics.scrape import Samples
 
 @dataclass(frozen=True, slots=True)
 class DraftCounts:
-    """Counts of real drafts (placeholders left out). `per_position` has K entries, position 0 first."""
+    """Counts of real drafts: the plugin keeps placeholders out of vLLM's statistics. `per_position` has K entries."""
 
     drafts: float
     draft_tokens: float
@@ -56,8 +56,8 @@ def draft_counts(samples: Samples) -> DraftCounts | None:
         return None
     positions = samples.by_label(names.SPEC_ACCEPTED_PER_POSITION, names.LABEL_POSITION)
     return DraftCounts(
-        drafts=drafts - (samples.total(names.PLUGIN_PLACEHOLDER_STEPS) or 0.0),
-        draft_tokens=draft_tokens - (samples.total(names.PLUGIN_PLACEHOLDER_TOKENS) or 0.0),
+        drafts=drafts,
+        draft_tokens=draft_tokens,
         accepted=accepted,
         per_position=tuple(positions[key] for key in sorted(positions, key=int)),
     )

@@ -42,8 +42,8 @@ PLUGIN_VERIFY_CALLS: Final = "mtp_runtime_verify_calls_total"  # of those, the o
 PLUGIN_ATTENTION_DRAFT_STEPS: Final = "mtp_runtime_attention_draft_steps_total"  # ... our decode attention computed
 PLUGIN_VERIFY_DRAFT_STEPS: Final = "mtp_runtime_verify_draft_steps_total"  # per request, placeholders included
 PLUGIN_ATTENTION_DECODE_CALLS: Final = "mtp_runtime_attention_decode_calls_total"  # one a layer
-# A request that joins D without drafts is padded by vLLM's scheduler to 1 + K with draft ids of -1. vLLM counts that
-# step as K drafts, none accepted; the plugin counts these steps and tokens so that the acceptance can leave them out.
+# A request that joins D without drafts is padded by vLLM's scheduler to 1 + K with draft ids of -1. The plugin keeps
+# that step out of vLLM's draft statistics and counts it here.
 PLUGIN_PLACEHOLDER_STEPS: Final = "mtp_runtime_verify_placeholder_steps_total"
 PLUGIN_PLACEHOLDER_TOKENS: Final = "mtp_runtime_verify_placeholder_tokens_total"
 

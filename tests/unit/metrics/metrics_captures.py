@@ -17,12 +17,6 @@ def raw(text: str, name: str, label: str = "") -> float:
     return float(found[0])
 
 
-def raw_or_zero(text: str, name: str) -> float:
-    """A counter without labels; 0 when the plugin was not loaded."""
-    lines = [line for line in text.splitlines() if line.startswith(f"{name} ")]
-    return float(lines[0].split()[1]) if lines else 0.0
-
-
 def plan_data(decode_url: str, exporter_port: int) -> dict[str, object]:
     return {
         "cluster": "test",

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from metrics_captures import Serve, plan_data, raw, raw_or_zero
+from metrics_captures import Serve, plan_data, raw
 from prometheus_client import CollectorRegistry, generate_latest
 
 from mtp_runtime.metrics import engine_stats, names
@@ -33,8 +33,8 @@ def derived(samples: Samples) -> set[str]:
 
 
 def test_figures_equal_the_formulas_on_the_raw_counters(serve: Serve, decode_text: str) -> None:
-    drafts = raw(decode_text, names.SPEC_DRAFTS) - raw_or_zero(decode_text, names.PLUGIN_PLACEHOLDER_STEPS)
-    draft_tokens = raw(decode_text, names.SPEC_DRAFT_TOKENS) - raw_or_zero(decode_text, names.PLUGIN_PLACEHOLDER_TOKENS)
+    drafts = raw(decode_text, names.SPEC_DRAFTS)
+    draft_tokens = raw(decode_text, names.SPEC_DRAFT_TOKENS)
     accepted = raw(decode_text, names.SPEC_ACCEPTED_TOKENS)
     several = raw(decode_text, f"{names.TIME_PER_OUTPUT_TOKEN}_count") - raw(
         decode_text, f"{names.REQUEST_GENERATION_TOKENS}_bucket", 'le="1.0"'
@@ -111,16 +111,6 @@ def test_page_that_is_not_metrics_is_a_failed_scrape(serve: Serve) -> None:
     with pytest.raises(ScrapeError, match="not Prometheus text"):
         fetch(f"{url}/metrics", 2.0)
     assert export(Engine(url, "decode", "decode-0")).total(names.ENGINE_UP) == 0
-
-
-def test_placeholder_steps_are_left_out(decode_text: str) -> None:
-    """vLLM counts the padded first step of a request on decode as K drafts, none accepted."""
-    before = engine_stats.draft_counts(parse(decode_text))
-    added = f"{decode_text}{names.PLUGIN_PLACEHOLDER_STEPS} 3.0\n{names.PLUGIN_PLACEHOLDER_TOKENS} 3.0\n"
-    after = engine_stats.draft_counts(parse(added))
-    assert before is not None and after is not None
-    assert (before.drafts - after.drafts, before.draft_tokens - after.draft_tokens) == (3, 3)
-    assert after.accepted == before.accepted
 
 
 def test_counts_between_two_readings_survive_a_restart() -> None:
