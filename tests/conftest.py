@@ -2,23 +2,48 @@
 
 from __future__ import annotations
 
+import os
+import uuid
 from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
+    from leftovers import Machine
     from live_stack import Stack
+
+    MACHINE = pytest.StashKey[Machine]()
+else:
+    MACHINE = pytest.StashKey()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests marked `last` take the stack away: they run when everything else is done."""
+    """Tests marked `last` change the stack for good or take it away: they run when everything else is done."""
     items.sort(key=lambda item: item.get_closest_marker("last") is not None)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Before the first live test, and so before anything is deployed: what is on the machine, and a mark for what is
+    started from here."""
+    if session.config.option.collectonly or not any(item.get_closest_marker("live") for item in session.items):
+        return
+    # Not at the top, here and below: the engine environment, which runs other tests, lacks what they need.
+    from leftovers import Machine
+    from process_table import RUN
+
+    os.environ[RUN] = uuid.uuid4().hex
+    session.config.stash[MACHINE] = Machine.look()
+
+
+@pytest.fixture(scope="session")
+def machine_before(pytestconfig: pytest.Config) -> Machine:
+    """The machine before anything was deployed."""
+    return pytestconfig.stash[MACHINE]
 
 
 @pytest.fixture(scope="session")
 def stack() -> Stack:
-    """The cluster (MTP_CLUSTER, default local), deployed with `make deploy` on a machine without it."""
-    # Not at the top: the engine environment, which runs other tests, lacks what it needs.
+    """The cluster (MTP_TEST_CLUSTER, default local), deployed with `make deploy` on a machine without it."""
     from live_stack import Stack
 
     return Stack.deploy()

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import atexit
 import http.client
 import json
 import os
 import re
 import shutil
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +22,30 @@ from mtp_runtime.metrics.scrape import Samples, fetch
 
 ROOT = Path(__file__).resolve().parents[2]
 # Another cluster than `local` can be put under test, say one on other ports.
-CLUSTER = os.environ.get("MTP_CLUSTER", "local")
-INVENTORIES = Path(os.environ.get("MTP_INVENTORIES", ROOT / "ansible" / "inventories"))
+CLUSTER = os.environ.get("MTP_TEST_CLUSTER", "local")
+SOURCE = Path(os.environ.get("MTP_INVENTORIES", ROOT / "ansible" / "inventories"))
+"""The inventories that `inventories` copies; no test may write here."""
 MAKE_LIMIT_S = 1800
-# Places where a program may leave something behind; pip's cache is the user's own and may grow.
-WATCHED = ("/tmp", "/var/tmp", "/dev/shm", "/run", str(Path.home()))
-ALLOWED = (str(Path.home() / ".cache" / "pip"),)
 PROMPT = "A prompt that is longer than one block of the KV cache, so that decode has something to pull from prefill."
+
+
+@cache
+def inventories() -> Path:
+    """This run's own copy of all inventories, which everything is deployed from.
+
+    `make mtp` edits an inventory: a test that is killed must not leave the checkout changed.
+    """
+    temporary = ROOT / ".local" / "tmp"
+    temporary.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(dir=temporary, prefix="live-inventories-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    shutil.copytree(SOURCE, folder, dirs_exist_ok=True)
+    return folder
 
 
 def make(*arguments: str, expect: int | None = 0, **variables: str) -> subprocess.CompletedProcess[str]:
     """Runs make and returns it; fails with the end of its output when the exit code is another than `expect`."""
-    variables = {"INVENTORIES": str(INVENTORIES), **variables}
+    variables = {"INVENTORIES": str(inventories()), **variables}
     command = ["make", "-C", str(ROOT), *arguments, *(f"{name}={value}" for name, value in variables.items())]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=MAKE_LIMIT_S, check=False, stdin=subprocess.DEVNULL
@@ -43,20 +58,6 @@ def make(*arguments: str, expect: int | None = 0, **variables: str) -> subproces
 def changed(output: str) -> int:
     """How many tasks of a playbook run changed something."""
     return sum(int(number) for number in re.findall(r"changed=(\d+)", output))
-
-
-def files_outside() -> set[str]:
-    """Every path in the watched places that is not the repository's or pip's."""
-    found: set[str] = set()
-    for place in WATCHED:
-        for folder, folders, names in os.walk(place):
-            folders[:] = [name for name in folders if not _allowed(os.path.join(folder, name))]
-            found.update(os.path.join(folder, name) for name in names + folders)
-    return found
-
-
-def _allowed(path: str) -> bool:
-    return path.startswith((str(ROOT), *ALLOWED)) or str(ROOT).startswith(path + "/")
 
 
 def processes(state: Path, program: str | None = None) -> dict[int, str]:
@@ -87,13 +88,11 @@ def listening() -> set[int]:
 
 @dataclass
 class Stack:
-    """One deployed cluster. `before` is what the machine looked like when nothing was deployed."""
+    """One deployed cluster, the output of its first deployment, and the ports of its plan."""
 
     cluster: str
     deployed: Deployed
     first_deploy_s: float
-    files_before: set[str]
-    ports_before: set[int]
     output: str
     ports: set[int] = field(default_factory=set)
 
@@ -102,11 +101,11 @@ class Stack:
         # While tests are written: MTP_REUSE=1 keeps a stack that already runs.
         if not os.environ.get("MTP_REUSE"):
             make("destroy", CLUSTER=cluster)
-        files, ports, start = files_outside(), listening(), time.monotonic()
+        start = time.monotonic()
         done = make("deploy", CLUSTER=cluster)
         plan = json.loads((ROOT / ".local" / "clusters" / cluster / "plan.json").read_text())
         wanted = {int(entry["port"]) for entry in plan["listeners"]}
-        return cls(cluster, Deployed.find(cluster), time.monotonic() - start, files, ports, done.stdout, wanted)
+        return cls(cluster, Deployed.find(cluster), time.monotonic() - start, done.stdout, wanted)
 
     @property
     def state(self) -> Path:
@@ -176,6 +175,6 @@ def wait_until(condition: Any, limit_s: float, what: str) -> None:
 
 
 def inventory_copy(folder: Path, cluster: str = CLUSTER) -> Path:
-    """A copy of an inventory that a test may spoil; returns its group_vars/all folder."""
-    shutil.copytree(INVENTORIES / cluster, folder / cluster)
+    """A copy of an inventory that one test may spoil; returns its group_vars/all folder."""
+    shutil.copytree(inventories() / cluster, folder / cluster)
     return folder / cluster / "group_vars" / "all"

@@ -8,13 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from live_stack import CLUSTER, INVENTORIES, ROOT, Stack, changed, inventory_copy, make
+from live_stack import CLUSTER, ROOT, SOURCE, Stack, changed, inventory_copy, make
 
 pytestmark = pytest.mark.live
 # topology.yml: the ports of prefill and decode, in file order
-PORTS = re.findall(
-    r"^    port: \d+$", (INVENTORIES / CLUSTER / "group_vars/all/topology.yml").read_text(), re.MULTILINE
-)
+PORTS = re.findall(r"^    port: \d+$", (SOURCE / CLUSTER / "group_vars/all/topology.yml").read_text(), re.MULTILINE)
 
 
 def test_deploy_ends_with_a_green_table(stack: Stack) -> None:
