@@ -1,4 +1,8 @@
-"""When parts die: an error, never a clean empty answer; a red canary that names the log; orphans are ended."""
+"""When parts die: an error, never a clean empty answer; a red canary that names the log; orphans are ended.
+
+A test that breaks something leaves the repair to the deployment of the next one, and the last to `healed`: each costs
+most of a minute.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ import os
 import signal
 import subprocess
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +20,14 @@ from live_stack import CLUSTER, ROOT, Stack, make, processes, wait_until
 pytestmark = pytest.mark.live
 
 RESTART_S = 300
+
+
+@pytest.fixture(scope="module", autouse=True)
+def healed(stack: Stack) -> Iterator[None]:
+    """Whatever happened here, the next tests find a cluster that one deployment has put in order."""
+    yield
+    make("deploy", CLUSTER=CLUSTER)
+    assert serves(stack)
 
 
 def canary(stack: Stack) -> subprocess.CompletedProcess[str]:
@@ -69,26 +82,23 @@ def test_dead_decode(stack: Stack) -> None:
 
 def test_dead_prefill(stack: Stack) -> None:
     stack.supervisorctl("stop", "prefill-0")
-    try:
-        wait_until(lambda: processes(stack.state, "prefill-0") == {}, 15, "the whole process group gone")
-        wait_until(lambda: stack.completion(4)[0] >= 500, 20, "an error for new requests")
-        red = canary(stack)
-        assert red.returncode == 1
-        assert "prefill-0.log" in red.stdout
-    finally:
-        make("deploy", CLUSTER=CLUSTER)
-    assert serves(stack)
+    wait_until(lambda: processes(stack.state, "prefill-0") == {}, 15, "the whole process group gone")
+    wait_until(lambda: stack.completion(4)[0] >= 500, 20, "an error for new requests")
+    red = canary(stack)
+    assert red.returncode == 1
+    assert "prefill-0.log" in red.stdout
 
 
-def test_fault_in_our_part_fails_the_deployment(stack: Stack, tmp_path: Path) -> None:
-    """No silent fallback: when our verification raises, requests fail and the deployment says where to look."""
+# FAULTS of mtp_runtime/adapters/vllm_cpu/settings.py
+@pytest.mark.parametrize("part", ["verify", "attention"])
+def test_fault_in_our_part_fails_the_deployment(stack: Stack, tmp_path: Path, part: str) -> None:
+    """No silent fallback: when a part of ours raises, requests fail and the deployment says where to look."""
+    log = Path(stack.deployed.log("decode-0"))
     fault = tmp_path / "fault.json"
-    fault.write_text(json.dumps({"engine_extra_env": {"decode": {"MTP_RUNTIME_FAULT": "verify"}}}))
-    try:
-        done = make("deploy", CLUSTER=CLUSTER, ARGS=f"-e @{fault}", expect=2)
-        assert "the canary is red" in done.stdout
-        assert "decode-0.log" in done.stdout
-        assert stack.completion(16)[0] >= 500
-    finally:
-        make("deploy", CLUSTER=CLUSTER)
-    assert serves(stack)
+    fault.write_text(json.dumps({"engine_extra_env": {"decode": {"MTP_RUNTIME_FAULT": part}}}))
+    done = make("deploy", CLUSTER=CLUSTER, ARGS=f"-e @{fault}", expect=2)
+    assert processes(stack.state, "prefill-0"), "a deployment starts what was stopped"
+    assert "the canary is red" in done.stdout
+    assert "decode-0.log" in done.stdout
+    assert stack.completion(16)[0] >= 500
+    assert f"MTP_RUNTIME_FAULT={part}: injected fault" in log.read_text(), "it failed for another reason"
