@@ -1,7 +1,7 @@
 """When parts die: an error, never a clean empty answer; a red canary that names the log; orphans are ended.
 
-A test that breaks something leaves the repair to the deployment of the next one, and the last to `healed`: each costs
-most of a minute.
+A deployment takes most of a minute, so each test leaves what it broke to the next deployment, and the last test to the
+switch of K that follows (`test_mtp_switch.py`).
 """
 
 from __future__ import annotations
@@ -11,23 +11,22 @@ import os
 import signal
 import subprocess
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from greedy_answers import Served
 from live_stack import CLUSTER, ROOT, Stack, make, processes, wait_until
 
-pytestmark = pytest.mark.live
+from mtp_runtime.cli.canary import call
+
+pytestmark = [pytest.mark.live, pytest.mark.last]
 
 RESTART_S = 300
 
 
 @pytest.fixture(scope="module", autouse=True)
-def healed(stack: Stack) -> Iterator[None]:
-    """Whatever happened here, the next tests find a cluster that one deployment has put in order."""
-    yield
-    make("deploy", CLUSTER=CLUSTER)
-    assert serves(stack)
+def asked(served_as_deployed: Served) -> None:
+    """The switch of K compares with these answers: ask for them while everything is whole."""
 
 
 def canary(stack: Stack) -> subprocess.CompletedProcess[str]:
@@ -89,16 +88,43 @@ def test_dead_prefill(stack: Stack) -> None:
     assert "prefill-0.log" in red.stdout
 
 
-# FAULTS of mtp_runtime/adapters/vllm_cpu/settings.py
-@pytest.mark.parametrize("part", ["verify", "attention"])
-def test_fault_in_our_part_fails_the_deployment(stack: Stack, tmp_path: Path, part: str) -> None:
-    """No silent fallback: when a part of ours raises, requests fail and the deployment says where to look."""
+def check_fault(stack: Stack, part: str) -> None:
+    """No silent fallback: with a fault in a part of ours every request fails, and one of them for that reason."""
     log = Path(stack.deployed.log("decode-0"))
+
+    def seen() -> bool:
+        status, body = stack.completion(16)
+        assert status >= 500, f"served in spite of the fault: {body}"
+        return f"MTP_RUNTIME_FAULT={part}: injected fault" in log.read_text()
+
+    wait_until(seen, RESTART_S, f"the fault in decode's log {log}")
+
+
+def test_fault_in_our_verification_fails_the_deployment(stack: Stack, tmp_path: Path) -> None:
+    """... and the deployment says where to look. On the way it starts what was stopped."""
     fault = tmp_path / "fault.json"
-    fault.write_text(json.dumps({"engine_extra_env": {"decode": {"MTP_RUNTIME_FAULT": part}}}))
+    fault.write_text(json.dumps({"engine_extra_env": {"decode": {"MTP_RUNTIME_FAULT": "verify"}}}))
     done = make("deploy", CLUSTER=CLUSTER, ARGS=f"-e @{fault}", expect=2)
-    assert processes(stack.state, "prefill-0"), "a deployment starts what was stopped"
+    assert processes(stack.state, "prefill-0")
     assert "the canary is red" in done.stdout
     assert "decode-0.log" in done.stdout
-    assert stack.completion(16)[0] >= 500
-    assert f"MTP_RUNTIME_FAULT={part}: injected fault" in log.read_text(), "it failed for another reason"
+    check_fault(stack, "verify")
+
+
+def restart_decode(stack: Stack, fault: str) -> None:
+    """As a deployment with that fault would start it, without the deployment: its script has the environment."""
+    script = stack.state / "programs" / "decode-0.sh"
+    lines = [line for line in script.read_text().splitlines(keepends=True) if "MTP_RUNTIME_FAULT" not in line]
+    first = next(index for index, line in enumerate(lines) if line.startswith("export "))
+    script.write_text("".join([*lines[:first], f"export MTP_RUNTIME_FAULT={fault}\n", *lines[first:]]))
+    stack.supervisorctl("restart", "decode-0")
+    wait_until(lambda: call(f"{stack.engine('decode')}/health", None, timeout_s=5).status == 200, RESTART_S, "decode")
+    wait_until(lambda: stack.call("/readiness")[0] == 200, 30, "the router has decode again")
+
+
+def test_fault_in_our_attention_fails_requests(stack: Stack) -> None:
+    restart_decode(stack, "attention")
+    red = canary(stack)
+    assert red.returncode == 1
+    assert "decode-0.log" in red.stdout
+    check_fault(stack, "attention")

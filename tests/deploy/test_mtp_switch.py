@@ -1,68 +1,23 @@
 """K switched on the running stack: only what it touches restarts, greedy tokens stay the same through P and D, and the
 drafts are accepted as the model's documentation says.
 
-K = 1 is what runs anyway and K = 0 is left running, so that three switches are enough: this file runs last but for the
-destruction.
+K = 1 is what was deployed and K = 0 is left running, so three switches are enough.
 """
 
 from __future__ import annotations
 
-import json
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any
-
 import pytest
-from live_stack import CLUSTER, Stack, make, wait_until
+from greedy_answers import PROMPTS, Served, ask, ask_all
+from live_stack import CLUSTER, Stack, make
 
-from mtp_runtime.metrics import engine_stats, names
-from mtp_runtime.metrics.engine_stats import DraftCounts
 from mtp_runtime.model import limits, prompts
 
 pytestmark = [pytest.mark.live, pytest.mark.last]
 
-PROMPTS = 64
-TOKENS = 48
-CLIENTS = 6  # more than decode has slots, so that none of them waits for a client
 NEAR_TIE = 1e-4  # logits this close may swap: float32 sums differ with the number of rows in a step
 NEAR_TIES_ALLOWED = PROMPTS // 100
 SWITCHES = {3: {"decode-0"}, 2: {"decode-0"}, 0: {"prefill-0", "decode-0"}}
 """K and what restarts for it, in this order after K = 1. The exporter reads the plan when it starts, so it does too."""
-
-
-@dataclass(frozen=True)
-class Served:
-    """Token ids of every prompt's greedy completion, and what decode counted meanwhile (None: no such counters)."""
-
-    tokens: list[list[int]]
-    counts: DraftCounts | None
-
-
-def ask(stack: Stack, number: int, **options: Any) -> dict[str, Any]:
-    """The choice that answers a prompt greedily."""
-    status, body = stack.completion(TOKENS, prompt=prompts.completion(number), return_token_ids=True, **options)
-    assert status == 200, body
-    choice: dict[str, Any] = json.loads(body)["choices"][0]
-    assert len(choice["token_ids"]) == TOKENS
-    return choice
-
-
-def ask_all(stack: Stack) -> Served:
-    """All prompts; every one of them is handed over from prefill to decode once."""
-
-    def counted() -> tuple[float, float]:
-        now = stack.metrics("decode")
-        return now.total(f"{names.NIXL_XFER_TIME}_count") or 0.0, now.total(names.REQUEST_SUCCESS) or 0.0
-
-    transfers, answers = counted()
-    before = engine_stats.draft_counts(stack.metrics("decode"))
-    with ThreadPoolExecutor(CLIENTS) as pool:
-        tokens = [choice["token_ids"] for choice in pool.map(lambda number: ask(stack, number), range(PROMPTS))]
-    # An engine counts a request shortly after its answer.
-    wanted = (transfers + PROMPTS, answers + PROMPTS)
-    wait_until(lambda: counted() == wanted, 20, f"{PROMPTS} KV transfers and answers")
-    counts = engine_stats.draft_counts(stack.metrics("decode"))
-    return Served(tokens, counts.since(before) if counts else None)
 
 
 def switch(stack: Stack, k: int, restarted: set[str]) -> None:
@@ -74,10 +29,9 @@ def switch(stack: Stack, k: int, restarted: set[str]) -> None:
 
 
 @pytest.fixture(scope="module")
-def served(stack: Stack) -> dict[int, Served]:
+def served(stack: Stack, served_as_deployed: Served) -> dict[int, Served]:
     """K -> answers; K = 0 runs from here on."""
-    assert stack.deployed.plan.k == 1
-    found = {1: ask_all(stack)}
+    found = {1: served_as_deployed}
     for k, restarted in SWITCHES.items():
         switch(stack, k, restarted)
         found[k] = ask_all(stack)
