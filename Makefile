@@ -61,7 +61,7 @@ deploy: need-cluster venv ## CLUSTER=name: install, start and prove the cluster 
 	@$(playbook) site.yml $(ARGS)
 
 .PHONY: status
-status: venv ## [CLUSTER=name]: processes, health, MTP state
+status: some-venv ## [CLUSTER=name]: processes, health, MTP state
 	@$(BIN)/mtpctl status $(or $(CLUSTER),$(DEPLOYED))
 
 .PHONY: validate
@@ -75,11 +75,11 @@ mtp: need-cluster need-k venv ## CLUSTER=name K=0..15: turn MTP off (0) or set K
 	@$(playbook) site.yml $(ARGS)
 
 .PHONY: logs
-logs: one-deployed venv ## [CLUSTER=name]: the last lines of every log
+logs: one-deployed some-venv ## [CLUSTER=name]: the last lines of every log
 	@$(BIN)/mtpctl logs $(or $(CLUSTER),$(DEPLOYED))
 
 .PHONY: destroy
-destroy: need-cluster venv ## CLUSTER=name: stop it and remove its state (installed software stays in .local)
+destroy: need-cluster some-venv ## CLUSTER=name: stop it and remove its state (installed software stays in .local)
 	@$(call say,'destroy $(CLUSTER)')
 	@$(playbook) destroy.yml $(ARGS)
 
@@ -98,7 +98,7 @@ plan: need-cluster venv ## CLUSTER=name: what would deploy change? (Ansible's ch
 	@$(playbook) site.yml --check --diff $(ARGS)
 
 .PHONY: canary
-canary: one-deployed venv ## [CLUSTER=name]: one completion through the router, with proof that MTP took part
+canary: one-deployed some-venv ## [CLUSTER=name]: one completion through the router, with proof that MTP took part
 	@$(BIN)/mtpctl canary $(or $(CLUSTER),$(DEPLOYED))
 
 ##@ Tests and measurements
@@ -160,24 +160,20 @@ lock: venv ## write requirements/*.txt from *.in
 	@$(BIN)/python requirements/lock.py control
 	@$(BIN)/python requirements/lock.py engine-cpu --skip torchvision torchaudio torchcodec triton --no-deps nixl nixl-cu12
 
-.PHONY: venv
-venv: $(VENV)/.stamp ## the control environment (.venv)
+.PHONY: venv some-venv
+venv: ## the control environment (.venv)
+	@# The Python that was named, else the one that .venv was made with, else python3.11.
+	@python='$(PYTHON)'; \
+	  if [ '$(origin PYTHON)' = file ] && $(VENV)/bin/python -c '' 2>/dev/null; then python=$(VENV)/bin/python; fi; \
+	  command -v "$$python" >/dev/null || $(call fail,'$(PYTHON) not found; install it (Debian: apt-get install python3 python3-venv) or set PYTHON=...'); \
+	  "$$python" requirements/control_env.py
+
+# For looking at what runs and stopping it: an older environment will do, and is not touched under it.
+some-venv: $(if $(wildcard $(VENV)/.stamp),,venv)
 
 .PHONY: engine
 engine: venv ## the engine environment (.local/engine)
 	@cd ansible && $(BIN)/ansible-playbook engine-env.yml $(ARGS)
-
-$(VENV)/.stamp: requirements/control.txt pyproject.toml
-	@command -v $(PYTHON) >/dev/null || $(call fail,'$(PYTHON) not found; install it (Debian: apt-get install python3 python3-venv) or set PYTHON=...')
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || $(call fail,'$(PYTHON) is not Python 3.11; set PYTHON=/path/to/python3.11')
-	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || $(call fail,'$(PYTHON) has no venv module (Debian: apt-get install python3-venv)')
-	@$(call say,'control environment: $(VENV) (about half a minute)')
-	@mkdir -p $(LOCAL)/tmp $(LOCAL)/cache
-	@rm -rf $(VENV)
-	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/pip install -qq --no-deps --require-hashes -r requirements/control.txt
-	@$(BIN)/pip install -qq --no-deps --no-build-isolation -e .
-	@touch $@
 
 # Guards: one clear line instead of a stack of errors.
 .PHONY: need-cluster need-k one-deployed

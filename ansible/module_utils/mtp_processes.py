@@ -108,7 +108,8 @@ def end_former(state: str, program: str | None) -> int:
 
 def main() -> int:
     if sys.argv[1:2] == ["running"] and len(sys.argv) == 3:
-        print("\n".join(running(sys.argv[2])))
+        for name in running(sys.argv[2]):
+            print(name)
         return 0
     return end_former(os.environ["MTP_CLUSTER_ROOT"], os.environ.get("MTP_PROGRAM") or None)
 
