@@ -11,6 +11,7 @@ import re
 import subprocess
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -76,6 +77,7 @@ def ours(table: dict[int, Process]) -> set[int]:
     return {process.pid for process in table.values() if process.ours} - line
 
 
+@cache
 def reaper() -> int:
     """Who inherits orphans here: process 1, or a subreaper such as a user's systemd."""
     orphan = "(sleep 0.2; exec cut -d' ' -f4 /proc/self/stat) &"

@@ -47,7 +47,8 @@ def start() -> Iterator[Start]:
         running.append(int(shell.stdout.readline()))
         if orphan:
             shell.wait()
-        time.sleep(0.2)  # the shell has become the program
+        while Path(f"/proc/{running[-1]}/comm").read_text() != "sleep\n":
+            time.sleep(0.01)
         return running[-1]
 
     yield begin
