@@ -71,8 +71,9 @@ validate: one-deployed venv ## [CLUSTER= USERS= REQUESTS= DURATION=]: load test 
 
 .PHONY: mtp
 mtp: need-cluster need-k venv ## CLUSTER=name K=0..15: turn MTP off (0) or set K, restart what changed, canary
-	@$(BIN)/mtpctl set-k $(CLUSTER) $(K) --inventories $(INVENTORIES)
-	@$(playbook) site.yml $(ARGS)
+	@$(BIN)/mtpctl check $(CLUSTER) --k $(K) --inventories $(INVENTORIES)
+	@# Writes K into mtp.yml once every check has passed, before the first change on a host.
+	@$(playbook) site.yml -e mtp_k=$(K) $(ARGS)
 
 .PHONY: logs
 logs: one-deployed some-venv ## [CLUSTER=name]: the last lines of every log
@@ -117,15 +118,26 @@ lint: venv ## ruff, mypy, yamllint, ansible-lint
 
 # Unit tests that need torch; the others run in the control environment.
 UNIT_ENGINE := $(wildcard tests/unit/adapters tests/unit/attention tests/unit/model tests/unit/verify)
+# Those of the Triton kernels, on Triton's interpreter; the engine environment has no Triton.
+UNIT_TRITON := tests/unit/triton
+TRITON := $(ROOT)/$(LOCAL)/triton
 
 .PHONY: test-unit
-test-unit: venv engine ## tests that start no server (torch parts run in the engine environment)
+test-unit: venv engine triton ## tests that start no server (torch parts run in the engine environment)
 	@$(call say,'unit tests (control environment)')
 	@# Outside the repository and removed again: messages shorten paths inside it, the tests compare whole ones.
 	@folder=$$(mktemp -d /tmp/mtp-unit.XXXXXX); trap 'rm -rf '$$folder EXIT; TMPDIR=$$folder \
-	  $(BIN)/python -m pytest $(filter-out $(UNIT_ENGINE),$(wildcard tests/unit/*)) -m 'not live' $(PYTEST_ARGS)
+	  $(BIN)/python -m pytest $(filter-out $(UNIT_ENGINE) $(UNIT_TRITON),$(wildcard tests/unit/*)) -m 'not live' $(PYTEST_ARGS)
 	@$(call say,'unit tests (engine environment)')
 	@$(ENGINE_PYTHON) -m pytest $(UNIT_ENGINE) $(PYTEST_ARGS)
+	@$(call say,'unit tests (Triton kernels)')
+	@TRITON_INTERPRET=1 PYTHONPATH=$(TRITON) $(ENGINE_PYTHON) -m pytest $(UNIT_TRITON) $(PYTEST_ARGS)
+
+.PHONY: triton
+triton: engine
+	@cmp -s requirements/triton.txt $(TRITON)/.stamp || { $(call say,'Triton for its tests: $(LOCAL)/triton'); rm -rf $(TRITON); \
+	  $(ENGINE_PYTHON) -m pip install -qq --no-deps --require-hashes --target $(TRITON) -r requirements/triton.txt; \
+	  cp requirements/triton.txt $(TRITON)/.stamp; }
 
 .PHONY: test-engine
 test-engine: engine ## tests with vLLM in one process
@@ -159,6 +171,7 @@ dashboards: venv ## generate the Grafana dashboard
 lock: venv ## write requirements/*.txt from *.in
 	@$(BIN)/python requirements/lock.py control
 	@$(BIN)/python requirements/lock.py engine-cpu --skip torchvision torchaudio torchcodec triton --no-deps nixl nixl-cu12
+	@$(BIN)/python requirements/lock.py triton
 
 .PHONY: venv some-venv
 venv: ## the control environment (.venv)

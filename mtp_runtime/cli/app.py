@@ -13,6 +13,7 @@ from rich.text import Text
 
 from mtp_runtime.config import api, edit, reference, rules, weights
 from mtp_runtime.config.problems import ConfigError, Problem
+from mtp_runtime.config.render import render as render_plan
 from mtp_runtime.config.rule import WHERE_TEXT
 
 app = typer.Typer(help="Checks, renders and reads clusters.", no_args_is_help=True, pretty_exceptions_enable=False)
@@ -21,6 +22,9 @@ Name = Annotated[str, typer.Argument(metavar="CLUSTER", help="name of a folder i
 AsJson = Annotated[bool, typer.Option("--json", help="machine-readable output")]
 Inventories = Annotated[
     Path | None, typer.Option("--inventories", help="folder of inventories, instead of the repository's")
+]
+WithK = Annotated[
+    int | None, typer.Option("--k", metavar="K", help="as if mtp.yml had this K (0: MTP off); written nowhere")
 ]
 BAD_INPUT = 2
 
@@ -43,10 +47,10 @@ def _print_json(value: Any) -> None:
 
 
 @app.command()
-def check(cluster: Name, as_json: AsJson = False, inventories: Inventories = None) -> None:
+def check(cluster: Name, as_json: AsJson = False, inventories: Inventories = None, k: WithK = None) -> None:
     """Is the inventory right? Touches nothing."""
     try:
-        plan = api.plan(cluster, inventories)
+        plan = render_plan(edit.load_with_k(cluster, k, inventories))
     except ConfigError as error:
         raise fail(error.problems, as_json) from None
     if as_json:
@@ -61,10 +65,10 @@ def check(cluster: Name, as_json: AsJson = False, inventories: Inventories = Non
 
 
 @app.command()
-def render(cluster: Name, as_json: AsJson = False, inventories: Inventories = None) -> None:
+def render(cluster: Name, as_json: AsJson = False, inventories: Inventories = None, k: WithK = None) -> None:
     """Shows what would be started: command lines, environment, targets. Touches nothing."""
     try:
-        plan = api.plan(cluster, inventories)
+        plan = render_plan(edit.load_with_k(cluster, k, inventories))
     except ConfigError as error:
         raise fail(error.problems, as_json) from None
     if as_json:
@@ -102,10 +106,11 @@ def weights_command(
     as_json: AsJson = False,
     root: Annotated[Path | None, typer.Option("--root", help="folder that relative paths start at")] = None,
     inventories: Inventories = None,
+    k: WithK = None,
 ) -> None:
     """Compares the weights with their manifest and with model.yml. Touches nothing."""
     try:
-        found = api.load_checked(cluster, inventories)
+        found = edit.load_with_k(cluster, k, inventories)
     except ConfigError as error:
         raise fail(error.problems, as_json) from None
     problems = weights.check_weights(found, root or api.repository())

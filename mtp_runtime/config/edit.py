@@ -16,22 +16,33 @@ from .load import VARS_FOLDER, load
 from .schema import Cluster
 
 
+def load_with_k(name: str, k: int | None, root: Path | None = None) -> Cluster:
+    """The cluster as it would be with another K, which is written nowhere; None: as it is. Errors: ConfigError."""
+    return load_checked(name, root, None if k is None else {"mtp": with_k(_text(name, root), k)})
+
+
 def set_k(name: str, k: int, root: Path | None = None) -> tuple[Cluster, bool]:
     """Writes K into a cluster's mtp.yml; returns the new cluster and whether the file changed.
 
     K = 0 sets enabled: false and leaves num_speculative_tokens, so that switching on again finds the old value.
     Errors: ConfigError, before anything is written, when the new file would break a rule.
     """
-    folder = (root or inventories()) / name
-    # The files must be readable and typed, but may break a rule: setting K may be what repairs them.
-    load(folder)
-    file = folder / VARS_FOLDER / "mtp.yml"
-    old = file.read_text(encoding="utf-8")
+    old = _text(name, root)
     new = with_k(old, k)
     cluster = load_checked(name, root, {"mtp": new})
     if new != old:
-        replace(file, new)
+        replace(_file(name, root), new)
     return cluster, new != old
+
+
+def _file(name: str, root: Path | None) -> Path:
+    return (root or inventories()) / name / VARS_FOLDER / "mtp.yml"
+
+
+def _text(name: str, root: Path | None) -> str:
+    """mtp.yml. The files must be readable and typed, but may break a rule: setting K may be what repairs them."""
+    load((root or inventories()) / name)
+    return _file(name, root).read_text(encoding="utf-8")
 
 
 def with_k(text: str, k: int) -> str:

@@ -125,6 +125,19 @@ def test_set_k_writes_and_keeps_comments(copy: MakeCopy) -> None:
     assert "unchanged" in again.output
 
 
+def test_another_k_can_be_looked_at_without_writing_it(copy: MakeCopy) -> None:
+    found = copy("local").edit({"mtp.num_speculative_tokens": 16})
+    before, where = found.content(), ("--inventories", str(found.root))
+    assert mtpctl("check", "local", *where).exit_code == 2
+    assert "MTP on, K = 3" in mtpctl("check", "local", "--k", "3", *where).stdout
+    plan = json.loads(mtpctl("render", "local", "--json", "--k", "3", *where).stdout)
+    assert [rank["k"] for rank in plan["ranks"]] == [1, 3]
+    refused = mtpctl("render", "local", "--json", "--k", "17", *where)
+    assert (refused.exit_code, "R03" in refused.stderr) == (2, True)
+    assert mtpctl("weights", "local", "--k", "2", *where).exit_code == 0
+    assert found.content() == before
+
+
 def test_set_k_zero_switches_off_and_back(copy: MakeCopy) -> None:
     found = copy("local").edit({"mtp.num_speculative_tokens": 2})
     mtpctl("set-k", "local", "0", "--inventories", str(found.root))
