@@ -10,7 +10,8 @@ Certainly not ours: a file that another user owns, that a process which is not o
 of such a process in its name.
 
 Only suspected (`Left.suspected`): a new process that names the repository's software, carries no mark and has lost its
-parent; a new name in PLACES that nothing says to be ours.
+parent; a new name in PLACES that nothing says to be ours; a semaphore while a resource tracker of somebody else runs,
+which removes those of its program.
 
 Not seen: a file closed at once and under a name of its own that lies elsewhere (deeper in a folder of PLACES, in /usr);
 what an earlier run left behind and this one did not change. A port is seen with its process, and the tests look at the
@@ -23,12 +24,12 @@ import os
 import re
 import stat
 import time
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from pathlib import Path
 
-from process_table import ROOT, held, orphans, ours, process_table, reaper
+from process_table import ROOT, Process, held, orphans, ours, process_table, reaper
 
 # As the Makefile and pip find it: pip's cache is the user's own and may grow.
 PIP_CACHE = Path(
@@ -134,11 +135,15 @@ class Machine:
         for pids, texts in ((certain, found.certain), (suspected, found.suspected)):
             since = [table[pid] for pid in sorted(pids) if (pid, table[pid].started) not in self.processes]
             texts += [f"process {process.pid}: {process.command}" for process in since]
-        paths, others = self._new(traces), set(table) - certain - suspected
+        paths, others = self._new(traces), {pid: table[pid] for pid in set(table) - certain - suspected}
         theirs = held(others) if paths else set()
         for path, why in sorted(paths.items()):
-            if str(path) not in theirs and not _numbers(path) & others and _of_this_user(path):
-                (found.certain if why else found.suspected).append(f"{path} ({why})" if why else str(path))
+            if _elsewhere(path, theirs, others):
+                continue
+            if why and not _tracked(path, others):
+                found.certain.append(f"{path} ({why})")
+            else:
+                found.suspected.append(str(path))
         return found
 
     def settled(self, traces: Traces, limit_s: float = 15.0) -> Left:
@@ -173,11 +178,21 @@ def _inside(path: str) -> bool:
     return path == str(ROOT) or path.startswith(f"{ROOT}/")
 
 
-def _of_this_user(path: Path) -> bool:
+def _elsewhere(path: Path, theirs: set[str], others: Container[int]) -> bool:
+    """Whether a path is certainly somebody else's, or gone by now."""
     try:
-        return path.lstat().st_uid == os.getuid()
+        if path.lstat().st_uid != os.getuid():
+            return True
     except OSError:
-        return False
+        return True
+    in_use = str(path) in theirs or any(held_path.startswith(f"{path}/") for held_path in theirs)
+    return in_use or any(number in others for number in _numbers(path))
+
+
+def _tracked(path: Path, others: dict[int, Process]) -> bool:
+    """Whether somebody else's resource tracker may be about to remove it: such a one does so when its program ends."""
+    trackers = any("multiprocessing.resource_tracker" in process.command for process in others.values())
+    return trackers and path.parent == Path("/dev/shm")
 
 
 def _numbers(path: Path) -> set[int]:

@@ -103,10 +103,11 @@ def orphans(table: dict[int, Process], inherited_by: int) -> set[int]:
 
 def held(pids: Iterable[int]) -> set[str]:
     """Paths that these processes hold: open for writing, mapped shared and writable, or a socket's."""
-    sockets, found = _sockets(), set()
+    sockets, semaphores, found = _sockets(), _semaphores(), set()
     for pid in pids:
+        folder = Path("/proc", str(pid))
         try:
-            found |= set(_open(Path("/proc", str(pid)), sockets)) | set(_mapped(Path("/proc", str(pid))))
+            found |= set(_open(folder, sockets)) | set(_mapped(folder, semaphores))
         except OSError:
             continue
     return {path for path in found if path.startswith("/") and not path.endswith(" (deleted)")}
@@ -116,6 +117,12 @@ def _sockets() -> dict[str, str]:
     """Inode -> path of every unix socket that has one."""
     rows = [line.split(maxsplit=7) for line in Path("/proc/net/unix").read_text().splitlines()[1:]]
     return {row[6]: row[7] for row in rows if len(row) == 8}
+
+
+def _semaphores() -> dict[str, str]:
+    """Inode -> path of everything in /dev/shm. A semaphore is mapped under a first name that is gone by then."""
+    with os.scandir("/dev/shm") as entries:
+        return {str(entry.inode()): entry.path for entry in entries}
 
 
 def _open(folder: Path, sockets: dict[str, str]) -> Iterator[str]:
@@ -131,8 +138,9 @@ def _open(folder: Path, sockets: dict[str, str]) -> Iterator[str]:
             yield target
 
 
-def _mapped(folder: Path) -> Iterator[str]:
+def _mapped(folder: Path, semaphores: dict[str, str]) -> Iterator[str]:
     for line in (folder / "maps").read_text().splitlines():
         columns = line.split(maxsplit=5)
         if len(columns) == 6 and columns[1].startswith("rw") and columns[1].endswith("s"):
-            yield columns[5]
+            in_memory = columns[5].startswith("/dev/shm/")
+            yield semaphores.get(columns[4], columns[5]) if in_memory else columns[5]

@@ -17,7 +17,7 @@ import leftovers
 import process_table
 import pytest
 from leftovers import Machine, Traces
-from process_table import ROOT, RUN
+from process_table import ROOT, RUN, Process
 
 NOTHING = Traces(frozenset(), frozenset())
 Start = Callable[..., int]
@@ -130,10 +130,34 @@ def test_what_others_write_is_suspected_at_most(place: Path, start: Start) -> No
     before = Machine.look((place,))
     (place / "editor" / "file").write_text("x")
     (place / "new").write_text("x")
-    other = start(command=f"exec sleep 60 3>{place}/psm_theirs")
+    (place / "vllm_theirs").mkdir()
+    other = start(command=f"exec sleep 60 3>{place}/psm_theirs 4>{place}/vllm_theirs/held")
     (place / f"__KMP_REGISTERED_LIB_{other}_0").write_text("x")
     assert str(place) not in certain(before)
     assert suspected(before).count(str(place)) == 1
+
+
+def test_a_semaphore_is_its_holders() -> None:
+    """It is mapped under a first name that is gone by then."""
+    program = "import multiprocessing; lock = multiprocessing.get_context('spawn').Lock(); print(lock._semlock.name[1:]); input()"
+    command = [sys.executable, "-uc", program]
+    before = Machine.look((Path("/dev/shm"),))
+    with subprocess.Popen(command, env={}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        name = f"sem.{holder.stdout.readline().strip()}"
+        assert Path("/dev/shm", name).exists()
+        left = before.left(NOTHING)
+        assert name not in "\n".join(left.certain + left.suspected)
+        holder.communicate("\n")
+
+
+def test_a_semaphore_that_a_tracker_may_remove_is_not_certain() -> None:
+    tracker = Process(5, 1, 0, "python -c from multiprocessing.resource_tracker import main", False, False)
+    other = Process(6, 1, 0, "vi", False, False)
+    semaphore = Path("/dev/shm/sem.mp-x")
+    assert leftovers._tracked(semaphore, {5: tracker, 6: other})
+    assert not leftovers._tracked(semaphore, {6: other})
+    assert not leftovers._tracked(Path("/tmp/vllm"), {5: tracker})
 
 
 def test_what_the_stack_held_is_ours_wherever_it_lies(tmp_path: Path, start: Start, run: str) -> None:
