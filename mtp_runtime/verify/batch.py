@@ -163,9 +163,9 @@ def emit(batch: DraftBatch, accepted: Tensor, last: Tensor) -> Verdict:
 
 
 def to_rows(batch: DraftBatch, values: Tensor) -> Tensor:
-    """[R] from [B]: each request's value for each of its target rows."""
+    """[R, ...] from [B, ...]: each request's value for each of its target rows."""
     if batch.even:
-        return values.repeat_interleave(batch.width + 1, output_size=batch.total + batch.size)
+        return values.repeat_interleave(batch.width + 1, dim=0, output_size=batch.total + batch.size)
     rows = torch.arange(batch.total + batch.size, device=values.device)
     bonus = batch.cumulative.long() + torch.arange(batch.size, device=values.device)
     return values[torch.searchsorted(bonus, rows)]

@@ -28,19 +28,26 @@ _BASE_ENV = {**cpu_env(str(ROOT)), "VLLM_LOGGING_LEVEL": "ERROR"}
 
 @dataclass
 class Run:
-    """Requests given to the engine together. sampling: keyword arguments of SamplingParams."""
+    """Requests given to the engine together.
+
+    sampling: keyword arguments of SamplingParams, for all or one a prompt; `bad_words_token_ids` too, which the API
+    makes from words. rescore: read the answers again as prompts and report the log-probabilities found there.
+    """
 
     prompts: list[list[int]]
-    sampling: dict[str, Any]
+    sampling: dict[str, Any] | list[dict[str, Any]]
+    rescore: bool = False
 
 
 @dataclass
 class Arm:
-    """One engine: its K, its environment, what it is asked."""
+    """One engine: its K, its drafter, its environment, further engine arguments, what it is asked."""
 
     k: int
     runs: list[Run] = field(default_factory=list)
     env: dict[str, str] = field(default_factory=dict)
+    draft_sampling: str = "greedy"
+    engine: dict[str, Any] = field(default_factory=dict)
 
 
 def config() -> dict[str, Any]:
@@ -83,37 +90,23 @@ def _child(arm: Arm, env: dict[str, str], sender: Any) -> None:
 
 
 def _serve(arm: Arm) -> dict[str, Any]:
-    from vllm import LLM, SamplingParams
-
-    speculative = {"method": "mtp", "num_speculative_tokens": arm.k, "attention_backend": CPU_ATTENTION}
-    drafts = {"speculative_config": speculative} if arm.k else {}
-    llm = LLM(
-        model=MODEL,
-        dtype="float32",
-        attention_backend=CPU_ATTENTION,
-        enforce_eager=True,
-        skip_tokenizer_init=True,
-        max_model_len=MAX_MODEL_LEN,
-        max_num_seqs=8,
-        kv_cache_memory_bytes=160 << 20,
-        disable_log_stats=False,
-        seed=0,
-        **drafts,
-    )
+    llm = _engine(arm)
     scheduled = _watch_scheduler(llm)
     from mtp_runtime.adapters.vllm_cpu.counters import totals
 
     answers = []
     for run in arm.runs:
         before = totals(), _spec_metrics(llm), dict(scheduled)
-        sampling = SamplingParams(**{"ignore_eos": True, "detokenize": False, **run.sampling})
-        outputs = llm.generate([{"prompt_token_ids": p} for p in run.prompts], sampling, use_tqdm=False)
+        outputs = llm.generate([{"prompt_token_ids": p} for p in run.prompts], _sampling(run), use_tqdm=False)
         after = totals(), _spec_metrics(llm), dict(scheduled)
-        ours, engine, steps = ({key: b[key] - a[key] for key in b} for a, b in zip(before, after, strict=True))
+        ours, engine, steps = ({key: b[key] - a.get(key, 0) for key in b} for a, b in zip(before, after, strict=True))
+        tokens = [list(o.outputs[0].token_ids) for o in outputs]
         answers.append(
             {
-                "tokens": [list(o.outputs[0].token_ids) for o in outputs],
+                "tokens": tokens,
+                "text": [o.outputs[0].text for o in outputs],
                 "logprobs": [_chosen_logprobs(o.outputs[0]) for o in outputs],
+                "rescored": _rescore(llm, run.prompts, tokens) if run.rescore else None,
                 "ours": ours,
                 "engine": engine,
                 "scheduled": steps,
@@ -122,6 +115,60 @@ def _serve(arm: Arm) -> dict[str, Any]:
     runner = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
     sampler = getattr(runner, "rejection_sampler", None)
     return {"answers": answers, "sampler": f"{type(sampler).__module__}.{type(sampler).__name__}"}
+
+
+def _engine(arm: Arm) -> Any:
+    from vllm import LLM
+
+    speculative = {
+        "method": "mtp",
+        "num_speculative_tokens": arm.k,
+        "attention_backend": CPU_ATTENTION,
+        "draft_sample_method": arm.draft_sampling,
+    }
+    fixed = {
+        "model": MODEL,
+        "dtype": "float32",
+        "attention_backend": CPU_ATTENTION,
+        "enforce_eager": True,
+        "skip_tokenizer_init": True,
+        "max_model_len": MAX_MODEL_LEN,
+        "max_num_seqs": 8,
+        "kv_cache_memory_bytes": 160 << 20,
+        "disable_log_stats": False,
+        "seed": 0,
+    }
+    return LLM(**{**fixed, **({"speculative_config": speculative} if arm.k else {}), **arm.engine})
+
+
+def _sampling(run: Run) -> Any:
+    """SamplingParams, one or one a prompt."""
+    from vllm import SamplingParams
+    from vllm.sampling_params import StructuredOutputsParams
+
+    def one(given: dict[str, Any]) -> SamplingParams:
+        given = {"ignore_eos": True, "detokenize": False, **given}
+        bad_words = given.pop("bad_words_token_ids", None)
+        if "regex" in given:
+            given["structured_outputs"] = StructuredOutputsParams(regex=given.pop("regex"))
+        params = SamplingParams(**given)
+        params._bad_words_token_ids = bad_words
+        return params
+
+    return one(run.sampling) if isinstance(run.sampling, dict) else [one(given) for given in run.sampling]
+
+
+def _rescore(llm: Any, prompts: list[list[int]], tokens: list[list[int]]) -> list[list[float]]:
+    """Log-probabilities of the answers' tokens when the whole sequences are read as prompts: one forward pass each."""
+    from vllm import SamplingParams
+
+    whole = [{"prompt_token_ids": p + t} for p, t in zip(prompts, tokens, strict=True)]
+    params = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0, detokenize=False)
+    found = []
+    for prompt, answer, output in zip(prompts, tokens, llm.generate(whole, params, use_tqdm=False), strict=True):
+        steps = output.prompt_logprobs[len(prompt) :]
+        found.append([step[token].logprob for token, step in zip(answer, steps, strict=True)])
+    return found
 
 
 def _watch_scheduler(llm: Any) -> dict[str, int]:
@@ -143,8 +190,9 @@ def _watch_scheduler(llm: Any) -> dict[str, int]:
 
 
 def _spec_metrics(llm: Any) -> dict[str, int]:
-    """vLLM's own counters, scalar ones."""
-    return {m.name: m.value for m in llm.get_metrics() if "spec_decode" in m.name and hasattr(m, "value")}
+    """vLLM's own counters of drafts and preemptions, scalar ones."""
+    wanted = ("spec_decode", "num_preemptions")
+    return {m.name: m.value for m in llm.get_metrics() if hasattr(m, "value") and any(w in m.name for w in wanted)}
 
 
 def _chosen_logprobs(output: Any) -> list[float] | None:

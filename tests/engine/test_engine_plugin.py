@@ -85,8 +85,8 @@ def test_every_step_with_drafts_goes_through_our_parts(arms, k: int) -> None:
             assert ours["attention_decode_calls"] == steps * config()["num_hidden_layers"], name
             assert ours["engine_draft_steps"] == steps, name
             assert ours["verify_draft_steps"] == answer["scheduled"]["requests_with_drafts"], name
-            assert ours["verify_draft_steps"] == answer["engine"]["vllm:spec_decode_num_drafts"], name
-            assert ours["verify_placeholder_steps"] == 0, name
+            real = ours["verify_draft_steps"] - ours["verify_placeholder_steps"]
+            assert real == answer["engine"]["vllm:spec_decode_num_drafts"], name
 
 
 def test_nothing_is_counted_without_mtp(arms) -> None:
@@ -112,12 +112,18 @@ def test_sampling_from_one_candidate_is_greedy(arms, k: int) -> None:
 
 @pytest.mark.parametrize("k", [1, 2, 3])
 def test_sampled_sequences_are_distributed_as_without_mtp(arms, k: int) -> None:
-    """Four tokens of two candidates each, against K = 0: two-sample chi-square over sequences seen often enough."""
-    off, on = (Counter(map(tuple, arms[i]["drawn"][0]["tokens"])) for i in (0, k))
+    """Four tokens of two candidates each, against K = 0."""
+    same_distribution(arms[0]["drawn"][0]["tokens"], arms[k]["drawn"][0]["tokens"])
+
+
+def same_distribution(one: list[list[int]], other: list[list[int]]) -> None:
+    """Assert by a two-sample chi-square test, equal sample sizes, over sequences seen often enough."""
+    off, on = (Counter(map(tuple, sample)) for sample in (one, other))
     common = [key for key in off | on if off[key] + on[key] >= 10]
-    cells = [(off[key], on[key]) for key in common] + [(SAMPLES - sum(c[key] for key in common) for c in (off, on))]
+    cells = [(off[key], on[key]) for key in common]
+    cells.append((len(one) - sum(off[key] for key in common), len(other) - sum(on[key] for key in common)))
     statistic, freedom = 0.0, -1
-    for a, b in map(tuple, cells):
+    for a, b in cells:
         if a + b:
             statistic += (a - b) ** 2 / (a + b)
             freedom += 1

@@ -15,7 +15,7 @@ from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 
 from mtp_runtime.adapters.vllm_cpu.constraints import GREEDY_BELOW
-from mtp_runtime.adapters.vllm_cpu.steps import Step, draft_positions, row_positions, sampled
+from mtp_runtime.adapters.vllm_cpu.steps import draft_positions, row_positions, sampled
 from mtp_runtime.verify import keyed
 from mtp_runtime.verify.recover import draw
 
@@ -44,9 +44,8 @@ class KeyedTopKTopP(nn.Module):
         self, logits: Tensor, generators: Generators, k: Tensor | None, p: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
         """Tokens [B] and, in a processed log-probability mode, what vLLM's sampler returns beside them."""
-        if Step.draft_rows == 0 and Step.runner is not None and logits.shape[0] == Step.runner.input_batch.num_reqs:
-            positions = row_positions()
-        else:  # a dummy run
+        positions = row_positions()
+        if positions.shape[0] != logits.shape[0]:  # a dummy run
             return self.inner(logits, generators, k, p)
         sampled(positions + 1)
         if not generators:

@@ -64,13 +64,12 @@ class MtpRejectionSampler(EngineSampler):  # type: ignore[misc, valid-type]
     ) -> SamplerOutput:
         """Verify one step. logits: [R, V], each request's draft rows, then its bonus row, not changed; draft_probs:
         [T, V] or None."""
-        real = Step.draft_rows > 0  # not in a dummy run
-        if real:
+        if Step.draft_rows:  # not in a dummy run, nor where every request is listed with zero drafts
             if self._fault:
                 raise InjectedFault("verify")
             self._count(metadata)
         batch = DraftBatch(metadata.draft_token_ids, metadata.cu_num_draft_tokens, metadata.max_spec_len)
-        positions = row_positions(metadata.logits_indices) if real else torch.zeros(len(logits), dtype=torch.int64)
+        positions = row_positions(metadata.logits_indices)
         if is_plain_greedy(sampling_metadata):
             # Nothing but the argmax matters: one pass over all rows, target and bonus alike.
             verdict = verify_exact(batch, self.sampler.greedy_sample(logits))

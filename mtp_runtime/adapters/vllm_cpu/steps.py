@@ -53,8 +53,11 @@ def row_positions(query_rows: Tensor | None = None) -> Tensor:
     """[R] int64: the position in its sequence of the token that each row of logits predicts.
 
     query_rows: [R] the query token behind each row; None for a step without drafts, where it is each request's last.
+    Zeros in a dummy run before the first step, where nothing depends on them.
     """
     runner = Step.runner
+    if runner is None:
+        return torch.zeros(0 if query_rows is None else len(query_rows), dtype=torch.int64)
     if query_rows is None:
         query_rows = runner.query_start_loc.gpu[1 : runner.input_batch.num_reqs + 1] - 1
     return runner.positions[query_rows].long() + 1
