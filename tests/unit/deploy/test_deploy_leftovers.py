@@ -139,7 +139,10 @@ def test_what_others_write_is_suspected_at_most(place: Path, start: Start) -> No
 
 def test_a_semaphore_is_its_holders() -> None:
     """It is mapped under a first name that is gone by then."""
-    program = "import multiprocessing; lock = multiprocessing.get_context('spawn').Lock(); print(lock._semlock.name[1:]); input()"
+    program = (
+        "import multiprocessing; lock = multiprocessing.get_context('spawn').Lock();"
+        "print(lock._semlock.name[1:]); input()"
+    )
     command = [sys.executable, "-uc", program]
     before = Machine.look((Path("/dev/shm"),))
     with subprocess.Popen(command, env={}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
