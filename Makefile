@@ -186,7 +186,7 @@ some-venv: $(if $(wildcard $(VENV)/.stamp),,venv)
 
 .PHONY: engine
 engine: venv ## the engine environment (.local/engine)
-	@cd ansible && $(BIN)/ansible-playbook engine-env.yml $(ARGS)
+	@cd ansible && $(BIN)/ansible-playbook engine-env.yml
 
 # Guards: one clear line instead of a stack of errors.
 .PHONY: need-cluster need-k one-deployed

@@ -54,6 +54,7 @@ def train(
             progress.update(task, advance=1, description=f"{named} {row['tokens_per_s']:.0f} tok/s")
             if trainer.step % trainer.recipe.save_every == 0 or trainer.step == steps:
                 trainer.save()
+                progress.console.print(f"step {trainer.step} of {steps}: {named}")  # also where there is no terminal
     export.save(trainer.model, trainer.tokenizer, out)
     console.print(f"wrote {out}: {export.parameters(trainer.model):,} parameters")
 

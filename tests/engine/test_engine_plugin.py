@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import random
-from collections import Counter
 
 import pytest
 from engine_arms import Arm, Run, config, start
+from two_sample import same_distribution
 
 pytestmark = pytest.mark.engine
 
@@ -18,7 +17,7 @@ GREEDY = {"temperature": 0.0, "max_tokens": TOKENS}
 PENALTIES = {**GREEDY, "repetition_penalty": 1.3, "presence_penalty": 0.4, "min_tokens": 8}
 TOP_ONE = {"temperature": 1.5, "top_k": 1, "max_tokens": TOKENS}
 """Sampling with one candidate: stochastic verification with a known answer."""
-DRAWN, SAMPLES, ALPHA = {"temperature": 0.7, "top_k": 2, "max_tokens": 4}, 96, 1e-4
+DRAWN, SAMPLES = {"temperature": 0.7, "top_k": 2, "max_tokens": 4}, 96
 SEEDED = {"temperature": 1.0, "top_p": 0.95, "top_k": 50, "seed": 7, "max_tokens": TOKENS}
 
 
@@ -114,27 +113,6 @@ def test_sampling_from_one_candidate_is_greedy(arms, k: int) -> None:
 def test_sampled_sequences_are_distributed_as_without_mtp(arms, k: int) -> None:
     """Four tokens of two candidates each, against K = 0."""
     same_distribution(arms[0]["drawn"][0]["tokens"], arms[k]["drawn"][0]["tokens"])
-
-
-def same_distribution(one: list[list[int]], other: list[list[int]]) -> None:
-    """Assert by a two-sample chi-square test, equal sample sizes, over sequences seen often enough."""
-    off, on = (Counter(map(tuple, sample)) for sample in (one, other))
-    common = [key for key in off | on if off[key] + on[key] >= 10]
-    cells = [(off[key], on[key]) for key in common]
-    cells.append((len(one) - sum(off[key] for key in common), len(other) - sum(on[key] for key in common)))
-    statistic, freedom = 0.0, -1
-    for a, b in cells:
-        if a + b:
-            statistic += (a - b) ** 2 / (a + b)
-            freedom += 1
-    assert freedom > 0
-    assert _chi_square_tail(statistic, freedom) > ALPHA, (off.most_common(5), on.most_common(5))
-
-
-def _chi_square_tail(statistic: float, freedom: int) -> float:
-    """Probability of a larger value, Wilson and Hilferty's approximation."""
-    z = ((statistic / freedom) ** (1 / 3) - (1 - 2 / (9 * freedom))) / math.sqrt(2 / (9 * freedom))
-    return 0.5 * math.erfc(z / math.sqrt(2))
 
 
 @pytest.mark.parametrize("part", ["verify", "attention"])

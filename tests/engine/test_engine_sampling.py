@@ -11,7 +11,8 @@ import re
 
 import pytest
 from engine_arms import Arm, Run, start
-from test_engine_plugin import DRAWN, GREEDY, SAMPLES, prompts, same_distribution
+from test_engine_plugin import DRAWN, GREEDY, SAMPLES, prompts
+from two_sample import same_distribution
 
 pytestmark = pytest.mark.engine
 
