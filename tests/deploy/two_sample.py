@@ -26,7 +26,7 @@ class Comparison:
     cells: list[tuple[int, int]]
 
     def detectable(self, power: float = 0.9) -> float:
-        """The difference this test finds with probability `power`, as Cohen's w between one sample and the mean of both.
+        """The difference this test finds with probability `power`, as Cohen's w of one sample from their mean.
 
         By the normal approximation to the noncentral chi-square; w^2 = sum over cells of (share - mean)^2 / mean.
         """

@@ -22,12 +22,34 @@ from mtp_runtime.verify.recover import draw
 Generators = dict[int, torch.Generator]
 
 
+def key(generator: torch.Generator) -> int:
+    """The seed as a signed 64-bit number: the same bits as the unsigned one that torch reports."""
+    return (generator.initial_seed() + (1 << 63)) % (1 << 64) - (1 << 63)
+
+
 def keys(generators: Generators, device: torch.device) -> tuple[Tensor, Tensor]:
     """(requests [S] int64, their seeds [S] int64): which requests have a seed of their own."""
     requests = torch.tensor(list(generators), dtype=torch.int64, device=device)
-    # initial_seed is unsigned; the key is the same 64 bits.
-    seeds = [(g.initial_seed() + (1 << 63)) % (1 << 64) - (1 << 63) for g in generators.values()]
-    return requests, torch.tensor(seeds, dtype=torch.int64, device=device)
+    return requests, torch.tensor([key(g) for g in generators.values()], dtype=torch.int64, device=device)
+
+
+def race_seeded(
+    probs: Tensor, counts: list[int], generators: Generators, positions: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Sample every target row of the requests with a seed.
+
+    probs [R, V], counts drafts of each request (on the host: shapes need no device), positions [R]. Returns (requests
+    [S], their rows [N], the tokens [N]).
+    """
+    requests = torch.tensor(list(generators), dtype=torch.int64, device=probs.device)
+    rows: list[int] = []
+    seeds: list[int] = []
+    for request, generator in generators.items():
+        first = sum(counts[:request]) + request
+        rows += range(first, first + counts[request] + 1)
+        seeds += [key(generator)] * (counts[request] + 1)
+    index, row_keys = (torch.tensor(part, dtype=torch.int64, device=probs.device) for part in (rows, seeds))
+    return requests, index, keyed.race(probs[index], row_keys, positions[index])
 
 
 class KeyedTopKTopP(nn.Module):

@@ -14,7 +14,7 @@ from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
 from mtp_runtime.adapters.vllm_cpu.constraints import GREEDY_BELOW, constrain, shape
 from mtp_runtime.adapters.vllm_cpu.counters import Count
-from mtp_runtime.adapters.vllm_cpu.randomness import KeyedTopKTopP, keys
+from mtp_runtime.adapters.vllm_cpu.randomness import KeyedTopKTopP, race_seeded
 from mtp_runtime.adapters.vllm_cpu.settings import InjectedFault, settings
 from mtp_runtime.adapters.vllm_cpu.steps import Step, row_positions, sampled, watch
 from mtp_runtime.choice import choose_method
@@ -25,7 +25,6 @@ from mtp_runtime.verify import (
     DraftBatch,
     Noise,
     Verdict,
-    keyed,
     to_rows,
     verify_exact,
     verify_mixed,
@@ -76,7 +75,8 @@ class MtpRejectionSampler(EngineSampler):  # type: ignore[misc, valid-type]
             logprobs = None
         else:
             rows = constrain(logits, batch, metadata.num_draft_tokens, sampling_metadata)
-            verdict, processed = self._decide(batch, draft_probs, rows, sampling_metadata, positions)
+            counts = metadata.num_draft_tokens
+            verdict, processed = self._decide(batch, counts, draft_probs, rows, sampling_metadata, positions)
             logprobs = self._logprobs(batch, verdict, logits, processed, sampling_metadata.max_num_logprobs)
         # The next token's place; a request's first row predicts the token at positions[first_row].
         sampled(positions[batch.first_row] + verdict.accepted + 1)
@@ -85,6 +85,7 @@ class MtpRejectionSampler(EngineSampler):  # type: ignore[misc, valid-type]
     def _decide(
         self,
         batch: DraftBatch,
+        counts: list[int],
         draft_probs: Tensor | None,
         rows: Tensor,
         sampling: SamplingMetadata,
@@ -102,7 +103,7 @@ class MtpRejectionSampler(EngineSampler):  # type: ignore[misc, valid-type]
         probs = torch.softmax(rows, dim=-1, out=rows)
         exact = None if chosen is None else sampling.temperature < GREEDY_BELOW
         if seeded:
-            chosen, exact = _race_seeded(batch, probs, sampling, positions, chosen, exact)
+            chosen, exact = _enter_seeded(batch, race_seeded(probs, counts, seeded, positions), exact, chosen)
         if exact is not None and len(seeded) == batch.size:
             return verify_exact(batch, chosen), processed
         noise = Noise.drawn(batch, self._generator)
@@ -140,27 +141,19 @@ class MtpRejectionSampler(EngineSampler):  # type: ignore[misc, valid-type]
             start += count
 
 
-def _race_seeded(
+def _enter_seeded(
     batch: DraftBatch,
-    probs: Tensor,
-    sampling: SamplingMetadata,
-    positions: Tensor,
+    seeded: tuple[Tensor, Tensor, Tensor],
+    greedy: Tensor | None,
     chosen: Tensor | None,
-    exact: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """Sample every row of the requests with a seed; (chosen [R], exact [B]) with them entered."""
-    requests, seeds = keys(sampling.generators, probs.device)
-    key = torch.zeros(batch.size, dtype=torch.int64, device=probs.device).index_put_((requests,), seeds)
-    mine = torch.zeros(batch.size, dtype=torch.bool, device=probs.device).index_fill_(0, requests, True)
-    rows = to_rows(batch, mine).nonzero()[:, 0]
-    tokens = keyed.race(probs[rows], to_rows(batch, key)[rows], positions[rows])
-    if chosen is None or exact is None:
-        chosen = torch.zeros(probs.shape[0], dtype=torch.int64, device=probs.device)
-        exact = torch.zeros_like(mine)
-    # A greedy request with a seed stays greedy.
-    drawn = ~to_rows(batch, exact)[rows]
-    chosen = chosen.long().index_put_((rows[drawn],), tokens[drawn])
-    return chosen, exact | mine
+    """(chosen [R], exact [B]) with the tokens of `race_seeded` entered; a greedy request with a seed stays greedy."""
+    requests, rows, tokens = seeded
+    if greedy is None or chosen is None:
+        chosen = tokens.new_zeros(batch.total + batch.size)
+        greedy = torch.zeros(batch.size, dtype=torch.bool, device=tokens.device)
+    kept = torch.where(to_rows(batch, greedy)[rows], chosen[rows].long(), tokens)
+    return chosen.long().index_put_((rows,), kept), greedy.index_fill(0, requests, True)
 
 
 def is_plain_greedy(sampling: SamplingMetadata) -> bool:
