@@ -37,4 +37,4 @@ def installed() -> frozenset[str]:
     spec = find_spec("triton")
     if spec is None or spec.origin is None:
         return frozenset()
-    return frozenset(path.name for path in (Path(spec.origin).parent / "backends").iterdir() if path.is_dir())
+    return frozenset(path.parent.name for path in Path(spec.origin).parent.glob("backends/*/driver.py"))
