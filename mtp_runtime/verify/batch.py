@@ -101,6 +101,8 @@ class DraftBatch:
         """[B, width] from per-draft values [T], `fill` where a request has no draft."""
         if self.even:
             return values.view(self.size, self.width)
+        if not self.total:
+            return values.new_full((self.size, self.width), fill)
         index, real = self._index
         return torch.where(real, values[index], fill)
 

@@ -15,11 +15,11 @@ from mtp_runtime.verify.tokenwise import draft_chances
 
 
 def prefix_weights(ratio: Tensor) -> Tensor:
-    """w_1..w_K [B, K] of w_i = min(w_{i-1} r_i, 1), w_0 = 1, for ratio [B, K] r_i = p(x_i) / q(x_i).
+    """w_1..w_K [B, K] of w_i = min(w_{i-1} r_i, 1), w_0 = 1, for ratio [B, K] float64 r_i = p(x_i) / q(x_i).
 
     In logarithms this walk, kept below 0, is the sum so far minus its highest point so far: no loop over positions.
     """
-    walk = ratio.double().log().cumsum(1)
+    walk = ratio.log().cumsum(1)
     return (walk - walk.cummax(1).values.clamp(min=0)).exp()
 
 
@@ -33,7 +33,8 @@ def verify_block(batch: DraftBatch, probs: Tensor, draft_probs: Tensor | None, n
         nothing = batch.counts.clone()
         return emit(batch, nothing, draw_one_hot(batch, probs, nothing, noise.pick))
     p, q = draft_chances(batch, probs, draft_probs)
-    ratio = torch.where(torch.as_tensor(q, device=p.device) > 0, p / q, 0.0)
+    # In float64: p / q of a draft with a very small q would be infinite in float32.
+    ratio = p.double() if isinstance(q, float) else torch.where(q > 0, p.double() / q, 0.0)
     live = batch.rectangle(batch.tokens >= 0, False).int().cumprod(1)  # nothing after a placeholder counts
     weight = prefix_weights(batch.rectangle(ratio, 0.0)) * live  # [B, K], w_1..w_K
     before = torch.cat((torch.ones_like(weight[:, :1]), weight[:, :-1]), dim=1)  # w_0..w_{K-1}
