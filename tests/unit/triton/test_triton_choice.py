@@ -13,7 +13,7 @@ import mtp_runtime.verify.triton as package
 from mtp_runtime.verify import STRATEGIES, DraftBatch, Noise, verify_exact, verify_mixed, verify_tokenwise
 from mtp_runtime.verify.triton import forms
 
-BATCH = DraftBatch(torch.tensor([1, 1, 0]), torch.tensor([1, 3]), 2)
+BATCH = DraftBatch(torch.tensor([1, 1, 0]), torch.tensor([1, 3], dtype=torch.int32), 2)
 PROBS = torch.tensor([[0.6, 0.4]] * 5)
 NOISE = Noise(torch.full((3,), 0.3).double(), torch.tensor([0.1, 0.2]).double())
 

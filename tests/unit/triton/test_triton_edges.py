@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from triton.runtime.interpreter import InterpreterBuilder
 
 from mtp_runtime.verify import DraftBatch, Noise, Verdict
 from mtp_runtime.verify.triton import forms
@@ -61,6 +63,15 @@ def test_nothing_left_beside_the_draft(verify) -> None:
     assert run(verify, [2], [*same, P[0]], [[0.5, 0.25, 0.75]], accept=0.99, pick=0.3).tokens.tolist() == [[1, -1]]
 
 
+@pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning:triton")
+def test_a_draft_of_almost_no_draft_probability(verify) -> None:
+    """p / q overflows float32 at the second draft; the third still stands or falls by its own ratio."""
+    q = [[0.0, 1.0], [1e-42, 1.0], [0.5, 0.5]]
+    p = [[0.5, 0.5], [0.5, 0.5], [0.0, 1.0], [1.0, 0.0]]
+    assert run(verify, [1, 0, 1], p, q, accept=0.4).tokens.tolist() == [[1, 0, 1, 0]]
+    assert run(verify, [1, 0, 0], p, q, accept=0.4).tokens.tolist() == [[1, 0, 1, -1]]
+
+
 def test_numbers_are_finer_than_float32(verify) -> None:
     """0.75 - 2^-30 is 0.75 in float32, and 0.75 is where the next token begins."""
     p = [[1 / 64] * 64]
@@ -75,6 +86,29 @@ def test_a_batch_without_drafts_or_requests(verify) -> None:
     assert tokens.tolist() == [[1], [1]]
     none = DraftBatch.of(torch.empty(0, dtype=torch.int32), [])
     assert verify(none, torch.empty(0, 3), None, Noise(nothing.accept, nothing.accept)).tokens.shape == (0, 1)
+
+
+def test_scattered_addresses_are_valid_behind_masks(verify, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ascend's compiler reads them before it masks (test_triton_language.py). The last request ends the tensors."""
+    batch = DraftBatch(torch.tensor([-1, 1, 0]), torch.tensor([2, 3, 3], dtype=torch.int32), 3)
+    probs, draft_probs = torch.rand(6, 5), torch.rand(3, 5)
+    noise = Noise(torch.rand(3).double(), torch.rand(3).double())
+    load, seen = InterpreterBuilder.create_masked_load, []
+
+    def checked(self, pointers, mask, *args):
+        addresses = np.sort(pointers.data.ravel().astype(np.int64))
+        if len(addresses) > 1 and (np.diff(addresses) != 4).any() and (np.diff(addresses) != 8).any():
+            seen.append(addresses)
+        return load(self, pointers, mask, *args)
+
+    monkeypatch.setattr(InterpreterBuilder, "create_masked_load", checked)
+    verify(batch, probs, draft_probs, noise, tile=8)
+    assert len(seen) >= 2 * batch.size
+    for addresses in seen:
+        assert any(
+            tensor.data_ptr() <= addresses[0] and addresses[-1] < tensor.data_ptr() + tensor.nbytes
+            for tensor in (probs, draft_probs)
+        )
 
 
 class Waits(TorchDispatchMode):
