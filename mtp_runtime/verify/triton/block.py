@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from mtp_runtime.verify.batch import DraftBatch, Noise, Verdict
-from mtp_runtime.verify.triton.drafts import chances, drafts_of, emit, numbers_of, outputs, places
+from mtp_runtime.verify.triton.drafts import chances, drafts_of, emit, inputs, numbers_of, outputs, places
 from mtp_runtime.verify.triton.recover import TILE, at, draw, halves, row_of, tiling, weights_at
 
 
@@ -118,11 +118,10 @@ def verify_block(
         left = torch.empty(batch.total, dtype=torch.float32, device=probs.device)
     if left is not None and batch.width > 1:
         residual_kernel[(batch.size, batch.width - 1)](
-            batch.tokens, batch.cumulative, *rows, left, batch.total, sizes["PLACES"], sizes["VOCAB"], sizes["TILE"]
+            *inputs(batch), *rows, left, batch.total, sizes["PLACES"], sizes["VOCAB"], sizes["TILE"]
         )
     block_kernel[(batch.size,)](
-        batch.tokens,
-        batch.cumulative,
+        *inputs(batch),
         *rows,
         left,
         noise.accept.float(),

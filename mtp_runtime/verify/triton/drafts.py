@@ -5,12 +5,18 @@
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from mtp_runtime.verify.batch import DraftBatch, Verdict
 from mtp_runtime.verify.triton.recover import row_of
 
 LARGEST = tl.constexpr(1 - 2.0**-24)
 """The largest float32 below 1: rounding U up to 1 would reject a certain draft."""
+
+
+def inputs(batch: DraftBatch) -> tuple[Tensor, Tensor]:
+    """The drafts and their counts as a kernel reads them: without gaps."""
+    return batch.tokens.contiguous(), batch.cumulative.contiguous()
 
 
 def outputs(batch: DraftBatch) -> Verdict:
@@ -52,6 +58,7 @@ def chances(
     place = tl.arange(0, PLACES)
     live = drafts >= 0
     column = tl.where(live, drafts, 0)
+    # Rows are kept inside the tensors: Ascend's compiler reads scattered addresses before it applies the mask.
     row = start + request + tl.minimum(place, count)
     p = tl.load(row_of(probs, row, VOCAB) + column, mask=live, other=0.0).to(tl.float32)
     if HAS_Q:

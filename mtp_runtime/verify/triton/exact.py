@@ -5,7 +5,7 @@ import triton.language as tl
 from torch import Tensor
 
 from mtp_runtime.verify.batch import DraftBatch, Verdict
-from mtp_runtime.verify.triton.drafts import drafts_of, emit, outputs, places
+from mtp_runtime.verify.triton.drafts import drafts_of, emit, inputs, outputs, places
 from mtp_runtime.verify.triton.recover import at
 
 
@@ -25,6 +25,6 @@ def verify_exact(batch: DraftBatch, chosen: Tensor) -> Verdict:
     verdict = outputs(batch)
     if batch.size:
         exact_kernel[(batch.size,)](
-            batch.tokens, batch.cumulative, chosen, verdict.tokens, verdict.accepted, batch.width, PLACES=places(batch)
+            *inputs(batch), chosen.contiguous(), verdict.tokens, verdict.accepted, batch.width, PLACES=places(batch)
         )
     return verdict

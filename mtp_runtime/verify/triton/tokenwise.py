@@ -5,7 +5,7 @@ import triton.language as tl
 from torch import Tensor
 
 from mtp_runtime.verify.batch import DraftBatch, Noise, Verdict
-from mtp_runtime.verify.triton.drafts import chances, drafts_of, emit, numbers_of, outputs, places
+from mtp_runtime.verify.triton.drafts import chances, drafts_of, emit, inputs, numbers_of, outputs, places
 from mtp_runtime.verify.triton.recover import TILE, at, draw, halves, row_of, tiling
 
 
@@ -53,8 +53,7 @@ def verify_tokenwise(
         return verdict
     q = draft_probs.contiguous() if draft_probs is not None and batch.total else None
     tokenwise_kernel[(batch.size,)](
-        batch.tokens,
-        batch.cumulative,
+        *inputs(batch),
         probs.contiguous(),
         q,
         noise.accept.float(),

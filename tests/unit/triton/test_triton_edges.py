@@ -8,7 +8,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime.interpreter import InterpreterBuilder
 
-from mtp_runtime.verify import DraftBatch, Noise, Verdict
+from mtp_runtime.verify import DraftBatch, Noise, Verdict, verify_block, verify_tokenwise
 from mtp_runtime.verify.triton import forms
 
 pytestmark = pytest.mark.parametrize("verify", forms.METHODS.values(), ids=forms.METHODS)
@@ -109,6 +109,22 @@ def test_scattered_addresses_are_valid_behind_masks(verify, monkeypatch: pytest.
             tensor.data_ptr() <= addresses[0] and addresses[-1] < tensor.data_ptr() + tensor.nbytes
             for tensor in (probs, draft_probs)
         )
+
+
+def test_tensors_may_have_gaps(verify) -> None:
+    """A column of a wider tensor each, where one without gaps gives another answer."""
+    tokens, cumulative = torch.tensor([[1, 0], [0, 1], [1, 0]])[:, 0], torch.tensor([[1, 0], [3, 1]])[:, 0]
+    probs = torch.tensor([[[0.0, 0.5], [1.0, 0.5]], [[0.5, 0.0], [0.5, 1.0]]]).repeat(3, 1, 1)[:5, :, 0]
+    noise = Noise(torch.tensor([[0.4, 0.9]] * 3).double()[:, 0], torch.tensor([[0.2, 0.9]] * 2).double()[:, 0])
+    plain = {"tokenwise": verify_tokenwise, "block": verify_block}
+    expected = next(plain[name] for name in plain if forms.METHODS[name] is verify)
+    wanted = expected(DraftBatch(tokens, cumulative, 2), probs.clone(), None, noise)
+    found = verify(DraftBatch(tokens, cumulative, 2), probs, None, noise)
+    assert torch.equal(found.tokens, wanted.tokens)
+    assert forms.verify_exact(DraftBatch(tokens, cumulative, 2), torch.tensor([[1, 0]] * 5)[:, 0]).tokens.tolist() == [
+        [1, 1, -1],
+        [1, -1, -1],
+    ]
 
 
 class Waits(TorchDispatchMode):
