@@ -149,12 +149,14 @@ test-live: venv ## tests on a running stack (deploys CLUSTER=local, destroys it)
 	@$(call say,'live tests')
 	@$(BIN)/python -m pytest tests/monitoring tests/deploy -m live $(PYTEST_ARGS)
 
-.PHONY: bench bench-core bench-engine
-bench: bench-core bench-engine ## all benchmarks
+.PHONY: bench bench-core bench-engine bench-acceptance
+bench: bench-core bench-engine bench-acceptance ## all benchmarks
 bench-core: engine ## verification, without an engine
 	@$(ENGINE_PYTHON) -m loadtests.bench_core $(ARGS)
 bench-engine: engine ## step cost and TPOT with and without MTP, with verdicts (ARGS=--strict: exit 1 if one is missed)
 	@$(ENGINE_PYTHON) -m loadtests.bench_engine $(ARGS)
+bench-acceptance: engine ## how many drafts each verification accepts on the shipped model
+	@$(ENGINE_PYTHON) -m loadtests.bench_acceptance $(ARGS)
 
 ##@ Build
 

@@ -7,6 +7,7 @@ gets the same tokens with and without drafts, alone, in any batch and after pree
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -20,6 +21,18 @@ from mtp_runtime.verify import keyed
 from mtp_runtime.verify.recover import draw
 
 Generators = dict[int, torch.Generator]
+
+
+@cache
+def worker_generator(stream: int, device: torch.device) -> torch.Generator:
+    """This worker's generator for requests without a seed, one a stream (see `verify.keyed`).
+
+    vLLM seeds every worker of a group alike; a generator that one purpose alone draws from stays alike in all of them.
+    Streams must not resemble each other, nor torch's own generator: a draft drawn with the number that later decides
+    about it would be accepted too often.
+    """
+    words = keyed.words(torch.tensor(torch.initial_seed() % (1 << 63)), torch.tensor(0), stream)
+    return torch.Generator(device).manual_seed((int(words[0]) << 31) ^ int(words[1]))
 
 
 def key(generator: torch.Generator) -> int:
@@ -94,7 +107,8 @@ def sample_drafts(logits: Tensor, sampling: SamplingMetadata, use_fp64_gumbel: b
     assert sampling.temperature is not None
     greedy = sampling.temperature < GREEDY_BELOW
     q = logits.float().div(torch.where(greedy, 1.0, sampling.temperature)[:, None]).softmax(-1)
-    tokens = draw(q, torch.rand(q.shape[0], dtype=torch.float64, device=q.device))
+    generator = worker_generator(keyed.DRAFT, q.device)
+    tokens = draw(q, torch.rand(q.shape[0], generator=generator, dtype=torch.float64, device=q.device))
     if sampling.generators:
         requests, seeds = keys(sampling.generators, q.device)
         tokens[requests] = keyed.race(q[requests], seeds, positions[requests])

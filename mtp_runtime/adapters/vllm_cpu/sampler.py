@@ -14,7 +14,7 @@ from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
 from mtp_runtime.adapters.vllm_cpu.constraints import GREEDY_BELOW, constrain, shape
 from mtp_runtime.adapters.vllm_cpu.counters import Count
-from mtp_runtime.adapters.vllm_cpu.randomness import KeyedTopKTopP, race_seeded
+from mtp_runtime.adapters.vllm_cpu.randomness import KeyedTopKTopP, race_seeded, worker_generator
 from mtp_runtime.adapters.vllm_cpu.settings import InjectedFault, settings
 from mtp_runtime.adapters.vllm_cpu.steps import Step, row_positions, sampled, watch
 from mtp_runtime.choice import choose_method
@@ -25,6 +25,7 @@ from mtp_runtime.verify import (
     DraftBatch,
     Noise,
     Verdict,
+    keyed,
     to_rows,
     verify_exact,
     verify_mixed,
@@ -46,8 +47,7 @@ class MtpRejectionSampler(EngineSampler):  # type: ignore[misc, valid-type]
 
         watch(GPUModelRunner)
         sampler.topk_topp_sampler = KeyedTopKTopP(sampler.topk_topp_sampler)
-        # vLLM seeds every worker alike; a generator that only verification draws from stays alike in all of them.
-        self._generator = torch.Generator(device or "cpu").manual_seed(torch.initial_seed() % (1 << 63))
+        self._generator = worker_generator(keyed.ACCEPT, torch.device(device or "cpu"))
         self._fault = settings().fault == "verify"
         self._calls = Count(names.PLUGIN_VERIFY_CALLS)
         self._draft_steps = Count(names.PLUGIN_VERIFY_DRAFT_STEPS)
