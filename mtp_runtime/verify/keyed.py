@@ -37,7 +37,8 @@ def words(key: Tensor, position: Tensor, stream: int) -> tuple[Tensor, Tensor]:
 def uniform(key: Tensor, position: Tensor, stream: int) -> Tensor:
     """float64 in [0, 1), 53 bits, one for each pair of key and position (int64 of one shape)."""
     a, b = words(key, position, stream)
-    return ((a >> 5) * 2.0**26 + (b >> 6)) * 2.0**-53
+    # double() first: an integer tensor times a Python float is float32, whose rounding reaches 1.
+    return ((a >> 5).double() * 2.0**26 + (b >> 6)) * 2.0**-53
 
 
 def race(probs: Tensor, key: Tensor, position: Tensor, stream: int = RACE) -> Tensor:
