@@ -2,8 +2,8 @@
 
 One engine an arm, each in a process of its own, the same held-out prompts, sampled without seeds. An arm is K, how
 drafts are taken (greedy: the drafter's best token; probabilistic: sampled from its probabilities, which verification
-then sees) and the method. Reported: acceptance length (1 + accepted / draft steps) with its standard error over parts of
-the prompts, and the acceptance rate. Time plays no part, so the machine need not be quiet.
+then sees) and the method. Reported: acceptance length (1 + accepted / draft steps) with its standard error over parts
+of the prompts, and the acceptance rate. Time plays no part, so the machine need not be quiet.
 """
 
 from __future__ import annotations

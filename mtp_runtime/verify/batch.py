@@ -61,19 +61,30 @@ class DraftBatch:
         return self.total == self.size * self.width
 
     @cached_property
+    def _requests(self) -> Tensor:
+        return torch.arange(self.size, device=self.tokens.device)
+
+    @cached_property
+    def columns(self) -> Tensor:
+        """[T] int64, the drafts as indices into the vocabulary; 0 for a placeholder."""
+        return self.tokens.clamp(min=0).long()
+
+    @cached_property
     def counts(self) -> Tensor:
         """[B] int64, drafts of each request."""
+        if self.even:
+            return self._requests.new_full((self.size,), self.width)
         return torch.diff(self.cumulative.long(), prepend=self.cumulative.new_zeros(1, dtype=torch.int64))
 
     @cached_property
     def starts(self) -> Tensor:
         """[B] int64, the first draft of each request."""
-        return self.cumulative.long() - self.counts
+        return self._requests * self.width if self.even else self.cumulative.long() - self.counts
 
     @cached_property
     def first_row(self) -> Tensor:
         """[B] int64, the first target row of each request; after `a` accepted drafts row `first_row + a` decides."""
-        return self.starts + torch.arange(self.size, device=self.tokens.device)
+        return self._requests * (self.width + 1) if self.even else self.starts + self._requests
 
     @cached_property
     def owner(self) -> Tensor:
@@ -89,7 +100,21 @@ class DraftBatch:
     @cached_property
     def draft_rows(self) -> Tensor:
         """[T] int64, the target row of each draft: one bonus row lies before it for every earlier request."""
+        if self.even:
+            rows = torch.arange(self.total + self.size, device=self.tokens.device)
+            return rows.view(self.size, self.width + 1)[:, : self.width].reshape(-1)
         return torch.arange(self.total, device=self.tokens.device) + self.owner
+
+    @property
+    def lying(self) -> tuple[int, ...]:
+        """How drafts lie in `draft_part`: (B, width) for an even batch, else (T,)."""
+        return (self.size, self.width) if self.even else (self.total,)
+
+    def draft_part(self, rows: Tensor) -> Tensor:
+        """The rows [R, N] of drafts, without bonus rows: a view [B, width, N] of an even batch, else a copy [T, N]."""
+        if self.even:
+            return rows.unflatten(0, (self.size, self.width + 1))[:, : self.width]
+        return rows.index_select(0, self.draft_rows)
 
     @cached_property
     def _index(self) -> tuple[Tensor, Tensor]:
@@ -151,17 +176,15 @@ class Verdict:
 
 def prefix(batch: DraftBatch, passed: Tensor) -> Tensor:
     """[B] int64: how many leading drafts passed, given passed [T] bool for every draft on its own."""
-    return batch.rectangle(passed, False).long().cumprod(1).sum(1)
+    return batch.rectangle(passed, False).cumprod(1).sum(1)
 
 
 def emit(batch: DraftBatch, accepted: Tensor, last: Tensor) -> Verdict:
     """Lay out the output: accepted [B] drafts, then last [B], the recovered or bonus token of each request."""
-    tokens = last.new_full((batch.size, batch.width + 1), PLACEHOLDER, dtype=torch.int32)
-    if batch.width:
-        place = torch.arange(batch.width, device=last.device)
-        drafts = batch.rectangle(batch.tokens.int(), PLACEHOLDER)
-        tokens[:, : batch.width] = torch.where(place < accepted[:, None], drafts, PLACEHOLDER)
-    return Verdict(tokens.scatter_(1, accepted[:, None], last[:, None].int()), accepted)
+    place = torch.arange(batch.width + 1, device=last.device) - accepted[:, None]
+    drafts = torch.nn.functional.pad(batch.rectangle(batch.tokens, PLACEHOLDER), (0, 1), value=PLACEHOLDER)
+    tokens = torch.where(place < 0, drafts, torch.where(place == 0, last[:, None], PLACEHOLDER))
+    return Verdict(tokens.int(), accepted)
 
 
 def to_rows(batch: DraftBatch, values: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ def verify_exact(batch: DraftBatch, chosen: Tensor) -> Verdict:
         return emit(batch, accepted, chosen[batch.first_row + accepted])
     # Accepted drafts equal the chosen tokens, so the output is the chosen row up to the first mismatch.
     rows = chosen.view(batch.size, batch.width + 1)
-    hits = (rows[:, :-1] == batch.tokens.view(batch.size, batch.width)).int().cumprod(1)
+    hits = (rows[:, :-1] == batch.tokens.view(batch.size, batch.width)).cumprod(1)
     tokens = rows.to(torch.int32, copy=True)
     tokens[:, 1:].masked_fill_(hits == 0, PLACEHOLDER)
     return Verdict(tokens, hits.sum(1))

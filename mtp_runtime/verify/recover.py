@@ -16,7 +16,7 @@ from torch import Tensor
 
 from mtp_runtime.verify.batch import DraftBatch
 
-TILE = 512
+TILE = 256
 CHUNK = 1 << 18
 """Elements worked on at a time where a temporary is needed: small enough for a core's cache, so that the temporary
 costs neither memory nor a pass."""
@@ -33,14 +33,14 @@ def tile_sums(weights: Tensor) -> Tensor:
     return torch.cat((sums, weights[:, whole:].sum(-1, keepdim=True)), dim=1)
 
 
-def residual_tiles(batch: DraftBatch, probs: Tensor, draft_probs: Tensor, scale: Tensor) -> Tensor:
-    """Tile sums [T, ceil(V / TILE)] of max(scale p - q, 0) at every draft; scale: [T]."""
-    rows = batch.draft_rows
+def residual_tiles(batch: DraftBatch, probs: Tensor, draft_probs: Tensor, scale: Tensor | None = None) -> Tensor:
+    """Tile sums [T, ceil(V / TILE)] of max(scale p - q, 0) at every draft; scale: [T], 1 when None."""
     parts = []
     for columns in _chunks(batch.total, probs.shape[1]):
-        rest = probs[:, columns].index_select(0, rows).mul_(scale[:, None]).sub_(draft_probs[:, columns]).clamp_(min=0)
-        parts.append(tile_sums(rest))
-    return torch.cat(parts, dim=1)
+        p, q = batch.draft_part(probs[:, columns]), draft_probs[:, columns].view(*batch.lying, -1)
+        rest = (p - q if scale is None else torch.mul(p, scale.view(*batch.lying, 1)).sub_(q)).clamp_(min=0)
+        parts.append(tile_sums(rest.flatten(0, -2)))
+    return torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
 
 
 def _chunks(rows: int, vocab: int) -> Iterator[slice]:
@@ -49,31 +49,32 @@ def _chunks(rows: int, vocab: int) -> Iterator[slice]:
         yield slice(begin, min(begin + step, vocab))
 
 
-def invert(tiles: Tensor, fraction: Tensor, vocab: int, weights_at: Callable[[Tensor], Tensor]) -> Tensor:
-    """[N] int64: the token at `fraction` [N] of the total weight; never one of weight 0 unless all are.
+def invert(
+    tiles: Tensor, fraction: Tensor, vocab: int, weights_at: Callable[[Tensor], Tensor]
+) -> tuple[Tensor, Tensor]:
+    """([N] int64 the token at `fraction` [N] of the total weight, [N] the total).
 
-    tiles: [N, M] tile sums; weights_at: columns [N, TILE] int64 -> the weights there [N, TILE], as summed in tiles.
+    A token of weight 0 is drawn only where all are 0. tiles: [N, M] tile sums; weights_at: columns [N, TILE] int64 ->
+    the weights there [N, TILE], as summed in tiles.
     """
-    tile, inside = _search(tiles.double(), fraction)
-    columns = tile[:, None] * TILE + torch.arange(TILE, device=tiles.device)
-    exists = columns < vocab
-    weights = torch.where(exists, weights_at(columns.clamp(max=vocab - 1)), 0)
-    place, _ = _search(weights.double(), inside)
-    return (tile * TILE + place).clamp_(max=vocab - 1)
-
-
-def _search(weights: Tensor, fraction: Tensor) -> tuple[Tensor, Tensor]:
-    """[N] the first index whose cumulative sum exceeds fraction of the total, and how far [0, 1) inside its weight."""
-    sums = weights.cumsum(1)
-    point = fraction.clamp(max=_BELOW_ONE)[:, None] * sums[:, -1:]
-    index = torch.searchsorted(sums, point, right=True).clamp_(max=weights.shape[1] - 1)
-    own = weights.gather(1, index)
-    return index[:, 0], ((point - (sums.gather(1, index) - own)) / own).nan_to_num_(0.0).clamp_(0, _BELOW_ONE)[:, 0]
+    sums = tiles.double().cumsum(1)
+    point = fraction[:, None] * sums[:, -1:]
+    tile = torch.searchsorted(sums, point, right=True).clamp_(max=tiles.shape[1] - 1)
+    # How far inside the tile, as a share of it: its own sum may differ in the last bits from that of its weights.
+    inside = ((point - sums.gather(1, tile)) / tiles.gather(1, tile) + 1).clamp_(0, _BELOW_ONE)
+    columns = tile * TILE + torch.arange(TILE, device=tiles.device)
+    if vocab % TILE:
+        weights = torch.where(columns < vocab, weights_at(columns.clamp(max=vocab - 1)), 0)
+    else:
+        weights = weights_at(columns)
+    within = weights.double().cumsum(1)
+    place = torch.searchsorted(within, inside * within[:, -1:], right=True)
+    return (tile * TILE + place).clamp_(max=vocab - 1)[:, 0], sums[:, -1]
 
 
 def draw(probs: Tensor, fraction: Tensor) -> Tensor:
     """[N] int64: one token of each row of probs [N, V], in proportion."""
-    return invert(tile_sums(probs), fraction, probs.shape[1], lambda columns: probs.gather(1, columns))
+    return invert(tile_sums(probs), fraction, probs.shape[1], lambda columns: probs.gather(1, columns))[0]
 
 
 def draw_one_hot(batch: DraftBatch, probs: Tensor, accepted: Tensor, fraction: Tensor) -> Tensor:
@@ -82,17 +83,15 @@ def draw_one_hot(batch: DraftBatch, probs: Tensor, accepted: Tensor, fraction: T
     probs: [R, V]; changed: each draft's own probability becomes 0, exactly, so that no difference of sums is needed.
     """
     if batch.total:
-        columns = batch.tokens.clamp(min=0).long()
-        kept = torch.where(batch.tokens < 0, probs[batch.draft_rows, columns], 0.0)
-        probs.index_put_((batch.draft_rows, columns), kept.to(probs.dtype))
+        where = (batch.draft_rows, batch.columns)
+        probs.index_put_(where, torch.where(batch.tokens < 0, probs[where], 0.0))
     row = batch.first_row + accepted
     tiles = tile_sums(probs)[row]
-    token = invert(tiles, fraction, probs.shape[1], lambda columns: probs[row[:, None], columns])
+    token, total = invert(tiles, fraction, probs.shape[1], lambda columns: probs[row[:, None], columns])
     if not batch.total:
         return token
     # Nothing left beside the draft: it was certain, and only rounding let it be rejected.
-    alone = (tiles.sum(1) <= 0) & (accepted < batch.counts)
-    return torch.where(alone, batch.tokens[batch.at(accepted)].long().clamp(min=0), token)
+    return torch.where(total > 0, token, batch.columns[batch.at(accepted)])
 
 
 def draw_residual(
@@ -101,12 +100,12 @@ def draw_residual(
     draft_probs: Tensor,
     accepted: Tensor,
     fraction: Tensor,
-    scale: Tensor,
+    scale: Tensor | None,
     tiles: Tensor,
 ) -> Tensor:
     """[B] int64: recovered or bonus tokens for drafts with probabilities.
 
-    probs: [R, V] p; draft_probs: [T, V] q; scale: [T] factor on p at each draft (1 token by token); tiles:
+    probs: [R, V] p; draft_probs: [T, V] q; scale: [T] factor on p at each draft, 1 when None; tiles:
     `residual_tiles` of the same. Where the residual is empty through rounding, p itself is drawn from.
     """
     row, draft = batch.first_row + accepted, batch.at(accepted)
@@ -116,7 +115,8 @@ def draw_residual(
     def weights_at(columns: Tensor) -> Tensor:
         p = probs[row[:, None], columns]
         q = draft_probs[draft[:, None], columns]
-        return torch.where(rejected[:, None], (p * scale[draft][:, None] - q).clamp(min=0), p)
+        scaled = p if scale is None else p * scale[draft][:, None]
+        return torch.where(rejected[:, None], (scaled - q).clamp(min=0), p)
 
     chosen = torch.where(rejected[:, None], rest, tile_sums(probs)[row])
-    return invert(chosen, fraction, probs.shape[1], weights_at)
+    return invert(chosen, fraction, probs.shape[1], weights_at)[0]

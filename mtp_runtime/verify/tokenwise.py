@@ -15,15 +15,15 @@ def passes(p: Tensor, q: Tensor | float, accept: Tensor) -> Tensor:
     p, q: the draft's probability under target and drafter. U may be 0, and then p = 0 must still be rejected, hence
     p > 0. A draft its own drafter calls impossible (q = 0) is rejected too.
     """
-    hit = (p > 0) & (p >= accept * q)
-    return hit if isinstance(q, float) else hit & (q > 0)
+    if isinstance(q, float):  # one-hot drafts: q is 1
+        return (p > 0) & (p >= accept)
+    return (p > 0) & (p >= accept * q) & (q > 0)
 
 
 def draft_chances(batch: DraftBatch, probs: Tensor, draft_probs: Tensor | None) -> tuple[Tensor, Tensor | float]:
     """p [T] and q [T] of the drafts themselves; p is 0 at placeholders, q is 1 for one-hot drafts."""
-    columns = batch.tokens.clamp(min=0).long()
-    p = torch.where(batch.tokens < 0, 0.0, probs[batch.draft_rows, columns])
-    return p, 1.0 if draft_probs is None else draft_probs.gather(1, columns[:, None])[:, 0]
+    p = torch.where(batch.tokens < 0, 0.0, probs[batch.draft_rows, batch.columns])
+    return p, 1.0 if draft_probs is None else draft_probs.gather(1, batch.columns[:, None])[:, 0]
 
 
 def verify_tokenwise(batch: DraftBatch, probs: Tensor, draft_probs: Tensor | None, noise: Noise) -> Verdict:
@@ -36,6 +36,5 @@ def verify_tokenwise(batch: DraftBatch, probs: Tensor, draft_probs: Tensor | Non
     accepted = prefix(batch, passes(p, q, noise.accept))
     if draft_probs is None or not batch.total:
         return emit(batch, accepted, draw_one_hot(batch, probs, accepted, noise.pick))
-    scale = torch.ones_like(p)
-    tiles = residual_tiles(batch, probs, draft_probs, scale)
-    return emit(batch, accepted, draw_residual(batch, probs, draft_probs, accepted, noise.pick, scale, tiles))
+    tiles = residual_tiles(batch, probs, draft_probs)
+    return emit(batch, accepted, draw_residual(batch, probs, draft_probs, accepted, noise.pick, None, tiles))

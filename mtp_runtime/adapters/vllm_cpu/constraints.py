@@ -27,10 +27,13 @@ GREEDY_BELOW = 1e-5
 
 
 def constrain(logits: Tensor, batch: DraftBatch, counts: list[int], sampling: SamplingMetadata) -> Tensor:
-    """Logits [R, V] of every row after everything that can change an argmax, as a new float32 tensor.
+    """Logits [R, V] of every row after everything that can change an argmax: a new float32 tensor, or `logits`
+    themselves where no request asks for anything of that kind.
 
     logits: [R, V], not changed; counts: drafts of each request, on the host.
     """
+    if unconstrained(sampling):
+        return logits
     rows = logits.to(torch.float32, copy=True)
     widths = [count + 1 for count in counts]
     if sampling.allowed_token_ids_mask is not None:
@@ -48,16 +51,36 @@ def constrain(logits: Tensor, batch: DraftBatch, counts: list[int], sampling: Sa
     return _thinking_budget(rows, batch, sampling)
 
 
-def shape(rows: Tensor, batch: DraftBatch, sampling: SamplingMetadata) -> Tensor:
-    """Temperature, min-p, top-k and top-p on constrained rows [R, V], in place where vLLM's functions are.
+def unconstrained(sampling: SamplingMetadata) -> bool:
+    """Whether no request asks for anything that can change an argmax."""
+    holder = sampling.thinking_budget_state_holder
+    return bool(
+        sampling.no_penalties
+        and sampling.allowed_token_ids_mask is None
+        and not sampling.bad_words_token_ids
+        and all(_idle(processor) for processor in sampling.logitsprocs.non_argmax_invariant)
+        and (holder is None or not holder.has_tracked_requests())
+    )
 
-    Greedy requests keep their logits: temperature 1, and no limit can take the best token away.
+
+def _idle(processor: Any) -> bool:
+    """Whether a logits processor has no request to act on."""
+    if isinstance(processor, MinTokensLogitsProcessor):
+        return not processor.min_toks
+    return isinstance(processor, LogitBiasLogitsProcessor) and not processor.biases
+
+
+def shape(rows: Tensor, batch: DraftBatch, sampling: SamplingMetadata, out: Tensor) -> Tensor:
+    """Temperature, min-p, top-k and top-p on constrained rows [R, V], which are not changed.
+
+    out: [R, V] float32 memory for the result; limits may put it into memory of their own. Greedy requests keep their
+    logits: temperature 1, and no limit can take the best token away.
     """
     assert sampling.temperature is not None
     temperature = sampling.temperature
     if not sampling.all_random:
         temperature = torch.where(temperature < GREEDY_BELOW, 1.0, temperature)
-    rows.div_(to_rows(batch, temperature)[:, None])
+    rows = torch.div(rows, to_rows(batch, temperature)[:, None], out=out)
     for processor in sampling.logitsprocs.argmax_invariant:
         rows = _apply_min_p(processor, rows, batch)
     if sampling.top_k is None and sampling.top_p is None:

@@ -16,7 +16,7 @@ from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 
 from mtp_runtime.adapters.vllm_cpu.constraints import GREEDY_BELOW
-from mtp_runtime.adapters.vllm_cpu.steps import draft_positions, row_positions, sampled
+from mtp_runtime.adapters.vllm_cpu.steps import deeper, draft_positions, row_positions, sampled
 from mtp_runtime.verify import keyed
 from mtp_runtime.verify.recover import draw
 
@@ -79,11 +79,11 @@ class KeyedTopKTopP(nn.Module):
         self, logits: Tensor, generators: Generators, k: Tensor | None, p: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
         """Tokens [B] and, in a processed log-probability mode, what vLLM's sampler returns beside them."""
+        sampled(lambda: row_positions() + 1)
+        if not generators:
+            return self.inner(logits, generators, k, p)
         positions = row_positions()
         if positions.shape[0] != logits.shape[0]:  # a dummy run
-            return self.inner(logits, generators, k, p)
-        sampled(positions + 1)
-        if not generators:
             return self.inner(logits, generators, k, p)
         requests, seeds = keys(generators, logits.device)
         limits = (None if limit is None else limit[requests] for limit in (k, p))
@@ -100,7 +100,7 @@ def sample_drafts(logits: Tensor, sampling: SamplingMetadata, use_fp64_gumbel: b
     greedy request is its plain softmax, which greedy verification does not read. Seeded requests race with the numbers
     the target will use at that position, so that draft and target tend to the same token.
     """
-    positions = draft_positions(logits.shape[0])
+    depth = deeper()
     best = logits.argmax(-1)
     if sampling.all_greedy:
         return best, logits
@@ -111,5 +111,5 @@ def sample_drafts(logits: Tensor, sampling: SamplingMetadata, use_fp64_gumbel: b
     tokens = draw(q, torch.rand(q.shape[0], generator=generator, dtype=torch.float64, device=q.device))
     if sampling.generators:
         requests, seeds = keys(sampling.generators, q.device)
-        tokens[requests] = keyed.race(q[requests], seeds, positions[requests])
+        tokens[requests] = keyed.race(q[requests], seeds, draft_positions(depth)[requests])
     return torch.where(greedy, best, tokens), q

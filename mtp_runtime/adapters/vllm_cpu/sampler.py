@@ -8,11 +8,10 @@ import torch
 from torch import Tensor
 from vllm.v1.outputs import LogprobsTensors, SamplerOutput
 from vllm.v1.sample import rejection_sampler as engine
-from vllm.v1.sample.logits_processor.builtin import LogitBiasLogitsProcessor, MinTokensLogitsProcessor
 from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
-from mtp_runtime.adapters.vllm_cpu.constraints import GREEDY_BELOW, constrain, shape
+from mtp_runtime.adapters.vllm_cpu.constraints import GREEDY_BELOW, constrain, shape, unconstrained
 from mtp_runtime.adapters.vllm_cpu.counters import Count
 from mtp_runtime.adapters.vllm_cpu.randomness import KeyedTopKTopP, race_seeded, worker_generator
 from mtp_runtime.adapters.vllm_cpu.settings import InjectedFault, settings
@@ -48,6 +47,8 @@ class MtpRejectionSampler(EngineSampler):  # type: ignore[misc, valid-type]
         watch(GPUModelRunner)
         sampler.topk_topp_sampler = KeyedTopKTopP(sampler.topk_topp_sampler)
         self._generator = worker_generator(keyed.ACCEPT, torch.device(device or "cpu"))
+        self._memory = torch.empty(0)
+        self.method = settings().verification
         self._fault = settings().fault == "verify"
         self._calls = Count(names.PLUGIN_VERIFY_CALLS)
         self._draft_steps = Count(names.PLUGIN_VERIFY_DRAFT_STEPS)
@@ -68,50 +69,55 @@ class MtpRejectionSampler(EngineSampler):  # type: ignore[misc, valid-type]
                 raise InjectedFault("verify")
             self._count(metadata)
         batch = DraftBatch(metadata.draft_token_ids, metadata.cu_num_draft_tokens, metadata.max_spec_len)
-        positions = row_positions(metadata.logits_indices)
         if is_plain_greedy(sampling_metadata):
             # Nothing but the argmax matters: one pass over all rows, target and bonus alike.
             verdict = verify_exact(batch, self.sampler.greedy_sample(logits))
             logprobs = None
         else:
-            rows = constrain(logits, batch, metadata.num_draft_tokens, sampling_metadata)
-            counts = metadata.num_draft_tokens
-            verdict, processed = self._decide(batch, counts, draft_probs, rows, sampling_metadata, positions)
+            verdict, processed = self._decide(metadata, batch, draft_probs, logits, sampling_metadata)
             logprobs = self._logprobs(batch, verdict, logits, processed, sampling_metadata.max_num_logprobs)
-        # The next token's place; a request's first row predicts the token at positions[first_row].
-        sampled(positions[batch.first_row] + verdict.accepted + 1)
+        # The first row of a request predicts its next token, accepted drafts follow that.
+        sampled(lambda: row_positions(metadata.logits_indices)[batch.first_row] + verdict.accepted + 1)
         return SamplerOutput(sampled_token_ids=verdict.tokens, logprobs_tensors=logprobs)
 
     def _decide(
         self,
+        metadata: SpecDecodeMetadata,
         batch: DraftBatch,
-        counts: list[int],
         draft_probs: Tensor | None,
-        rows: Tensor,
+        logits: Tensor,
         sampling: SamplingMetadata,
-        positions: Tensor,
     ) -> tuple[Verdict, Tensor | None]:
         """The verdict, and the processed logits [R, V] where a log-probability mode asks for them."""
+        counts = metadata.num_draft_tokens
+        rows = constrain(logits, batch, counts, sampling)
         if sampling.all_greedy:
             verdict = verify_exact(batch, self.sampler.greedy_sample(rows))
             return verdict, rows if self.is_processed_logprobs_mode else None
         seeded = sampling.generators
         chosen = None if sampling.all_random else self.sampler.greedy_sample(rows)
-        rows = shape(rows, batch, sampling)
+        rows = shape(rows, batch, sampling, self._scratch(rows))
         wanted = self.is_processed_logprobs_mode and sampling.max_num_logprobs is not None
         processed = rows.clone() if wanted else None
         probs = torch.softmax(rows, dim=-1, out=rows)
         exact = None if chosen is None else sampling.temperature < GREEDY_BELOW
         if seeded:
+            positions = row_positions(metadata.logits_indices)
             chosen, exact = _enter_seeded(batch, race_seeded(probs, counts, seeded, positions), exact, chosen)
         if exact is not None and len(seeded) == batch.size:
             return verify_exact(batch, chosen), processed
         noise = Noise.drawn(batch, self._generator)
-        method = choose_method(settings().verification, draft_probs is not None, max(batch.width, 1)).method
+        method = choose_method(self.method, draft_probs is not None, max(batch.width, 1)).method
         verify = STRATEGIES[method]
         if exact is None:
             return verify(batch, probs, draft_probs, noise), processed
         return verify_mixed(batch, chosen, exact, probs, draft_probs, noise, verify), processed
+
+    def _scratch(self, like: Tensor) -> Tensor:
+        """Float32 memory of this shape that is kept between steps: fresh pages would cost as much as a pass."""
+        if self._memory.numel() < like.numel():
+            self._memory = torch.empty(like.numel(), dtype=torch.float32, device=like.device)
+        return self._memory[: like.numel()].view_as(like)
 
     def _logprobs(
         self, batch: DraftBatch, verdict: Verdict, logits: Tensor, processed: Tensor | None, count: int | None
@@ -158,21 +164,9 @@ def _enter_seeded(
 
 def is_plain_greedy(sampling: SamplingMetadata) -> bool:
     """Whether every request takes the argmax of its raw logits and wants no log-probabilities."""
-    holder = sampling.thinking_budget_state_holder
     return bool(
         sampling.all_greedy
         and sampling.max_num_logprobs is None
         and not sampling.logprob_token_ids
-        and sampling.no_penalties
-        and sampling.allowed_token_ids_mask is None
-        and not sampling.bad_words_token_ids
-        and all(_idle(processor) for processor in sampling.logitsprocs.non_argmax_invariant)
-        and (holder is None or not holder.has_tracked_requests())
+        and unconstrained(sampling)
     )
-
-
-def _idle(processor: Any) -> bool:
-    """Whether a logits processor has no request to act on."""
-    if isinstance(processor, MinTokensLogitsProcessor):
-        return not processor.min_toks
-    return isinstance(processor, LogitBiasLogitsProcessor) and not processor.biases

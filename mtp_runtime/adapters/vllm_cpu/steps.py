@@ -18,13 +18,14 @@ class Step:
 
     draft_rows: query tokens of the requests that carry drafts (drafts + 1 each); 0 in a step without drafts and in
     dummy runs.
-    next_position: [B] int64, where the token after the one sampled last stands; None before anything was sampled.
+    next_position: yields [B] int64, where the token after the one sampled last stands; None before any was. Few steps
+    ask, so it is worked out when asked for, which must be before the next step begins.
     depth: drafts proposed since then.
     """
 
     draft_rows = 0
     runner: Any = None
-    next_position: Tensor | None = None
+    next_position: Callable[[], Tensor] | None = None
     depth = 0
 
 
@@ -63,15 +64,19 @@ def row_positions(query_rows: Tensor | None = None) -> Tensor:
     return runner.positions[query_rows].long() + 1
 
 
-def sampled(next_position: Tensor) -> None:
-    """Note that a step was sampled; drafts follow, the first at next_position [B]."""
-    Step.next_position, Step.depth = next_position, 0
+def sampled(next_position: Callable[[], Tensor]) -> None:
+    """Note that a step was sampled; drafts follow, the first at next_position() [B]."""
+    Step.next_position, Step.depth = functools.cache(next_position), 0
 
 
-def draft_positions(size: int) -> Tensor:
-    """[size] int64: where the drafts proposed now stand; each call is one draft deeper."""
-    position = Step.next_position
-    if position is None or position.shape[0] != size:  # a dummy run: there is no request
-        return torch.zeros(size, dtype=torch.int64)
+def deeper() -> int:
+    """Note that drafts of the next depth are proposed; returns the depth, 0 first."""
     Step.depth += 1
-    return position + (Step.depth - 1)
+    return Step.depth - 1
+
+
+def draft_positions(depth: int) -> Tensor:
+    """[B] int64: where the drafts of a depth stand."""
+    if Step.next_position is None:
+        raise RuntimeError("drafts are asked for before anything was sampled")
+    return Step.next_position() + depth

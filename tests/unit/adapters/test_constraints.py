@@ -119,7 +119,7 @@ def test_every_row_as_the_sampler_without_drafts_would_have_it(seed: int, counts
     before, sampling = logits.clone(), metadata(requests)
 
     rows = constrain(logits, batch, counts, sampling)
-    shaped = shape(rows.clone(), batch, sampling)
+    shaped = shape(rows, batch, sampling, torch.empty(rows.shape))
 
     assert torch.equal(logits, before), "raw logits must stay as they are"
     index = 0
