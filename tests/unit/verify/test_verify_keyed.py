@@ -235,7 +235,7 @@ def generate(table: torch.Tensor, key: torch.Tensor, drafter: torch.Generator | 
 
 
 @given(st.integers(0, 2**31), st.integers(1, 5))
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6, deadline=None, derandomize=True)
 def test_tokens_of_a_seed_do_not_depend_on_drafts_or_company(seed: int, most: int) -> None:
     """Without drafts, with other drafts, in another order, alone: the same 20 tokens."""
     generator = torch.Generator().manual_seed(seed)
