@@ -8,7 +8,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime.interpreter import InterpreterBuilder
 
-from mtp_runtime.verify import DraftBatch, Noise, Verdict, verify_block, verify_tokenwise
+from mtp_runtime.verify import DraftBatch, Noise, Verdict, reference, verify_block, verify_tokenwise
 from mtp_runtime.verify.triton import forms
 
 pytestmark = pytest.mark.parametrize("verify", forms.METHODS.values(), ids=forms.METHODS)
@@ -70,13 +70,29 @@ def test_a_draft_of_almost_no_draft_probability(verify) -> None:
     p = [[0.5, 0.5], [0.5, 0.5], [0.0, 1.0], [1.0, 0.0]]
     assert run(verify, [1, 0, 1], p, q, accept=0.4).tokens.tolist() == [[1, 0, 1, 0]]
     assert run(verify, [1, 0, 0], p, q, accept=0.4).tokens.tolist() == [[1, 0, 1, -1]]
+    # Nor does 0 x infinity revive a prefix with an impossible draft: on a device min(NaN, 1) is 1.
+    assert run(verify, [0, 0], [p[2], p[1], p[3]], [[1.0, 0.0], q[1]]).tokens.tolist() == [[1, -1, -1]]
 
 
 def test_numbers_are_finer_than_float32(verify) -> None:
-    """0.75 - 2^-30 is 0.75 in float32, and 0.75 is where the next token begins."""
+    """n / 64 - 2^-30 is n / 64 in float32, where token n begins; once in a new tile, once inside one."""
     p = [[1 / 64] * 64]
-    assert run(verify, [], p, pick=0.75).tokens.tolist() == [[48]]
-    assert run(verify, [], p, pick=0.75 - 2**-30).tokens.tolist() == [[47]]
+    for token in (48, 47):
+        assert run(verify, [], p, pick=token / 64).tokens.tolist() == [[token]]
+        assert run(verify, [], p, pick=token / 64 - 2**-30).tokens.tolist() == [[token - 1]]
+
+
+@pytest.mark.parametrize("pick", [0.1, 0.9])
+def test_recovery_behind_a_prefix_of_small_weight(verify, pick: float) -> None:
+    """w = 1/2 after the first draft: block by block only token 0 is left, token by token 0 and 1 are."""
+    p = [[0.25, 0.75, 0.0], [0.25, 0.25, 0.5], [1.0, 0.0, 0.0]]
+    q = [[0.5, 0.5, 0.0], [0.0, 0.125, 0.875]]
+    batch = DraftBatch.of(torch.tensor([0, 2]), [2])
+    noise = Noise(torch.tensor([0.05, 0.9]).double(), torch.tensor([pick]).double())
+    slow = next(getattr(reference, name) for name in forms.METHODS if forms.METHODS[name] is verify)
+    expected = slow([0, 2], p, q, [0.05, 0.9], pick)
+    assert len(expected) == 2
+    assert verify(batch, torch.tensor(p), torch.tensor(q), noise, tile=2).tokens.tolist() == [[*expected, -1]]
 
 
 def test_a_batch_without_drafts_or_requests(verify) -> None:
@@ -111,6 +127,7 @@ def test_scattered_addresses_are_valid_behind_masks(verify, monkeypatch: pytest.
         )
 
 
+@pytest.mark.filterwarnings("ignore:torch.searchsorted:UserWarning")
 def test_tensors_may_have_gaps(verify) -> None:
     """A column of a wider tensor each, where one without gaps gives another answer."""
     tokens, cumulative = torch.tensor([[1, 0], [0, 1], [1, 0]])[:, 0], torch.tensor([[1, 0], [3, 1]])[:, 0]
