@@ -94,7 +94,7 @@ def block_kernel(
     hit = (weights > 0) & (numbers_of(accept, start, count, PLACES) < chance)
     taken = tl.max(tl.where(hit, place + 1, 0), axis=0)
 
-    token = tl.where(taken < count, at(drafts, place, taken), -1)
+    token = at(drafts, place, taken)  # -1 past the last draft
     scale = tl.where(taken > 0, at(weights, place, taken - 1), 1.0)
     p_row = row_of(probs, start + request + taken, VOCAB)
     q_row = p_row

@@ -15,7 +15,7 @@ def exact_kernel(tokens, cumulative, chosen, out, accepted, width, PLACES: tl.co
     place = tl.arange(0, PLACES)
     start, count, drafts = drafts_of(tokens, cumulative, request, PLACES)
     wanted = tl.load(chosen + start + request + place, mask=place <= count, other=0).to(tl.int32)
-    hit = (place < count) & (drafts == wanted)
+    hit = (drafts >= 0) & (drafts == wanted)
     taken = tl.min(tl.where(hit, PLACES, place), axis=0)
     emit(out, accepted, request, width, drafts, taken, at(wanted, place, taken), PLACES)
 

@@ -35,7 +35,7 @@ def tokenwise_kernel(
     hit = (p > 0) & (q > 0) & (p >= numbers_of(accept, start, count, PLACES) * q)
     taken = tl.min(tl.where(hit, PLACES, place), axis=0)
 
-    token = tl.where(taken < count, at(drafts, place, taken), -1)
+    token = at(drafts, place, taken)  # -1 past the last draft
     p_row = row_of(probs, start + request + taken, VOCAB)
     q_row = p_row
     if HAS_Q:

@@ -37,6 +37,11 @@ def test_exact_kernel_agrees(step: dict) -> None:
     assert emitted(forms.verify_exact(batch, chosen)) == expected
 
 
+def test_what_is_no_token_equals_no_draft() -> None:
+    batch = DraftBatch.of(torch.tensor([-1, 0]), [1, 1])
+    assert forms.verify_exact(batch, torch.tensor([-1, 1, 0, -1])).accepted.tolist() == [0, 1]
+
+
 def weights_left(batch: DraftBatch, request: int, accepted: int, p: torch.Tensor, q: torch.Tensor | None, block: bool):
     """What a request's last token is drawn in proportion to, float64."""
     start, row = int(batch.starts[request]), int(batch.first_row[request])
