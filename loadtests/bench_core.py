@@ -7,12 +7,15 @@ and the ratios are taken within a round; median over the rounds. The memory limi
 `vLLM` is its own sampler's whole way on the same input. One thread, float32 logits.
 
 Aims: greedy at most 1.2 of an argmax pass, one-hot at most 2.5 and with draft probabilities at most 4 of a softmax
-pass, never slower than vLLM. Top-k and top-p filtering, which both sides leave to vLLM's function, is timed apart.
+pass, never slower than vLLM, and at most one copy of the logits in extra memory (the peak of one call, in copies of the
+logits; sums and other small tensors add about one in a hundred). Top-k and top-p filtering, which both sides leave to
+vLLM's function, is timed apart.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import sys
@@ -23,6 +26,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 from vllm.platforms import current_platform
 from vllm.v1.sample.logits_processor import LogitsProcessors
 from vllm.v1.sample.metadata import SamplingMetadata
@@ -35,13 +39,14 @@ VOCAB = 129_280
 """DeepSeek-V3's."""
 SHAPES = [(batch, k) for batch in (1, 16, 64, 256) for k in (1, 3)]
 AIMS = {"greedy": 1.2, "one-hot": 2.5, "tokenwise, q": 4.0, "block, q": 4.0}
+ONE_COPY = 1.05
 
 Call = Callable[[], object]
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One kind of verification at one shape: ratios to the pass, and extra memory in copies of the logits."""
+    """One kind of verification at one shape: ratios to the pass, and memory in copies of the logits."""
 
     kind: str
     batch: int
@@ -49,12 +54,15 @@ class Row:
     pass_ms: float
     ours: float
     vllm: float
+    memory: float
+    vllm_memory: float
 
     @property
     def verdict(self) -> str:
         """What was missed, if anything."""
         missed = [f"over {AIMS[self.kind]}"] if self.ours > AIMS[self.kind] else []
         missed += ["slower than vLLM"] if self.ours > self.vllm else []
+        missed += ["more than one copy"] if self.memory > ONE_COPY else []
         return f"MISSED: {', '.join(missed)}" if missed else "met"
 
 
@@ -110,6 +118,15 @@ def ratios(baseline: list[Call], calls: list[Call], seconds: float) -> tuple[flo
     return statistics.median(passes) * 1e3, found
 
 
+def peak(call: Call) -> int:
+    """Bytes a call holds at most, beyond what was there before."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as watched:
+        call()
+    events = watched.profiler.kineto_results.events()
+    changes = sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]")
+    return max(itertools.accumulate(size for _, size in changes))
+
+
 def _time(call: Call) -> float:
     begin = time.perf_counter()
     call()
@@ -142,7 +159,9 @@ def measure(batch: int, k: int, seconds: float) -> list[Row]:
     for kind, baseline, probs, parameters, method in plan:
         own.method = method
         pass_ms, (ours, theirs) = ratios(baseline, both(probs, parameters), seconds)
-        rows.append(Row(kind, batch, k, pass_ms, ours, theirs))
+        own.forget()
+        memory = [peak(call) / (logits.numel() * logits.element_size()) for call in both(probs, parameters)]
+        rows.append(Row(kind, batch, k, pass_ms, ours, theirs, *memory))
     return rows
 
 
@@ -166,7 +185,9 @@ def main(arguments: list[str] | None = None) -> int:
     current_platform.import_kernels()
     current_platform.register_triton_kernel_overrides()  # as vLLM's worker does
     if not options.json:
-        print(f"{'batch':>5} {'K':>2} {'kind':>13} {'pass, ms':>9} {'ours':>7} {'vLLM':>7}  aim")
+        print(
+            f"{'batch':>5} {'K':>2} {'kind':>13} {'pass, ms':>9} {'ours':>7} {'vLLM':>7} {'memory':>7} {'vLLM':>7}  aim"
+        )
     for batch, k in SHAPES:
         if batch > options.largest:
             continue
@@ -175,7 +196,9 @@ def main(arguments: list[str] | None = None) -> int:
                 fields: dict[str, Any] = {name: getattr(row, name) for name in Row.__slots__}
                 print(json.dumps({**fields, "verdict": row.verdict}), flush=True)
                 continue
-            figures = f"{row.pass_ms:>9.3f} {row.ours:>7.2f} {row.vllm:>7.2f}"
+            figures = (
+                f"{row.pass_ms:>9.3f} {row.ours:>7.2f} {row.vllm:>7.2f} {row.memory:>7.2f} {row.vllm_memory:>7.2f}"
+            )
             print(f"{batch:>5} {k:>2} {row.kind:>13} {figures}  {row.verdict}", flush=True)
     for name, ratio in filters(16, 3, options.seconds).items():
         print(

@@ -119,6 +119,10 @@ class MtpRejectionSampler(EngineSampler):  # type: ignore[misc, valid-type]
             self._memory = torch.empty(like.numel(), dtype=torch.float32, device=like.device)
         return self._memory[: like.numel()].view_as(like)
 
+    def forget(self) -> None:
+        """Give the memory kept between steps back."""
+        self._memory = torch.empty(0)
+
     def _logprobs(
         self, batch: DraftBatch, verdict: Verdict, logits: Tensor, processed: Tensor | None, count: int | None
     ) -> LogprobsTensors | None:
