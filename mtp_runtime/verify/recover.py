@@ -17,7 +17,7 @@ from torch import Tensor
 from mtp_runtime.verify.batch import DraftBatch
 
 TILE = 256
-CHUNK = 1 << 18
+CHUNK = 1 << 16
 """Elements worked on at a time where a temporary is needed: small enough for a core's cache, so that the temporary
 costs neither memory nor a pass."""
 
