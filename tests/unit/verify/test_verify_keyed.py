@@ -1,7 +1,7 @@
 """Keyed random numbers: uniform, independent in every direction, and the same wherever they are drawn.
 
-Chi-square at ALPHA = 1e-4, N = 1 000 000 numbers in 256 bins (finds a total variation of 0.6 %; pairs in 16 x 16 bins
-the same). Races: N = 400 000, against p exactly.
+Chi-square at ALPHA = 1e-4, N = 500 000 numbers in 256 bins, pairs in 16 x 16 bins: finds a total variation of 1 % with
+a probability of 0.99. Races: N = 300 000, against p exactly.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from mtp_runtime.verify import PLACEHOLDER, DraftBatch, keyed, to_rows, verify_e
 
 pytestmark = pytest.mark.engine
 
-MANY = 1_000_000
+MANY = 500_000
 STREAMS = (keyed.ACCEPT, keyed.PICK, keyed.RACE, keyed.DRAFT)
 LARGE = -(1 << 62) + 12345
 
@@ -103,20 +103,20 @@ def test_numbers_do_not_depend_on_the_default_dtype() -> None:
 
 ROW = torch.tensor([0.35, 0.0, 0.2, 1e-3, 0.05, 0.3, 0.0, 0.099])
 RACES = {
-    "positions-of-a-key": (fixed(7, 400_000), torch.arange(400_000)),
-    "keys-in-sequence": (torch.arange(400_000), fixed(5, 400_000)),
-    "keys-and-positions": (torch.arange(400_000) // 500 - 400, torch.arange(400_000) % 500),
+    "positions-of-a-key": (fixed(7, 300_000), torch.arange(300_000)),
+    "keys-in-sequence": (torch.arange(300_000), fixed(5, 300_000)),
+    "keys-and-positions": (torch.arange(300_000) // 500 - 300, torch.arange(300_000) % 500),
 }
 
 
 @pytest.mark.parametrize("series", RACES)
 def test_race_follows_p(series: str) -> None:
     """Zeros never win; a token of one in a thousand wins as often as it should; neighbours are independent."""
-    tokens = keyed.race(ROW.expand(400_000, -1), *RACES[series])
+    tokens = keyed.race(ROW.expand(300_000, -1), *RACES[series])
     expected = ROW.double() / ROW.double().sum()
-    assert chi_square(torch.bincount(tokens, minlength=8), expected * 400_000) > ALPHA
+    assert chi_square(torch.bincount(tokens, minlength=8), expected * 300_000) > ALPHA
     pairs = torch.bincount(tokens[:-1] * 8 + tokens[1:], minlength=64)
-    assert chi_square(pairs, (expected[:, None] * expected).flatten() * 399_999) > ALPHA
+    assert chi_square(pairs, (expected[:, None] * expected).flatten() * 299_999) > ALPHA
 
 
 def test_race_follows_p_over_a_real_vocabulary() -> None:

@@ -206,7 +206,7 @@ MODES = pytest.mark.parametrize("one_hot", [True, False], ids=["one-hot", "proba
 @pytest.mark.parametrize("name", METHODS)
 @MODES
 @given(tree=trees)
-@settings(max_examples=12, deadline=None, derandomize=True)
+@settings(max_examples=9, deadline=None, derandomize=True)
 def test_emitted_tokens_have_the_targets_distribution_exactly(name: str, one_hot: bool, tree: Tree) -> None:
     assert distance(tree, law_of(name, METHODS[name], tree, one_hot), one_hot) < EXACT
 
@@ -214,7 +214,7 @@ def test_emitted_tokens_have_the_targets_distribution_exactly(name: str, one_hot
 @pytest.mark.parametrize("name", METHODS)
 @MODES
 @given(tree=trees, data=st.data())
-@settings(max_examples=8, deadline=None, derandomize=True)
+@settings(max_examples=5, deadline=None, derandomize=True)
 def test_a_placeholder_does_not_change_the_distribution(
     name: str, one_hot: bool, tree: Tree, data: st.DataObject
 ) -> None:
@@ -228,7 +228,7 @@ def test_a_placeholder_does_not_change_the_distribution(
 
 
 @given(tree=trees)
-@settings(max_examples=15, deadline=None, derandomize=True)
+@settings(max_examples=10, deadline=None, derandomize=True)
 def test_block_accepts_at_least_as_many_drafts(tree: Tree) -> None:
     """With real q on average over the drafts; both counts are the papers': E[product of min(1, r)], E[w]."""
     chance = tree.chance()
@@ -251,7 +251,7 @@ def test_block_accepts_at_least_as_many_drafts(tree: Tree) -> None:
 
 
 @given(tree=trees)
-@settings(max_examples=12, deadline=None, derandomize=True)
+@settings(max_examples=9, deadline=None, derandomize=True)
 def test_block_accepts_as_many_one_hot_drafts(tree: Tree) -> None:
     """Whatever the drafts are."""
     slow, fast = (law_of(name, verify, tree, True).accepted() for name, verify in METHODS.items())

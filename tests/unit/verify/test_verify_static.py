@@ -133,7 +133,7 @@ def test_a_copy_from_the_host_is_found(count: int) -> None:
 def test_operations_do_not_grow_with_requests_or_drafts(call: str, even: bool) -> None:
     counts = set()
     for size, width in ((2, 2), (9, 2), (2, 15), (40, 7)):
-        inputs = Inputs("meta", size, width, size * width - (not even), vocab=512)
+        inputs = Inputs("meta", size, width, size * width - (not even), vocab=recover.TILE)
         with Watch() as watch:
             CALLS[call](inputs)
         counts.add(watch.count)
