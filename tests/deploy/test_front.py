@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 from urllib.parse import urlsplit
 
 import pytest
@@ -95,6 +96,33 @@ def test_streams_arrive_in_pieces_and_end_properly(stack: Stack, kind: str) -> N
     pieces = [json.loads(event) for event in events[:-1]]
     assert pieces[-1]["usage"]["completion_tokens"] == 24
     assert sum(1 for piece in pieces if piece["choices"]) >= 24 / (1 + 15)
+
+
+def test_a_grammar_holds_through_prefill_and_decode(stack: Stack) -> None:
+    """Decode's first step has placeholder drafts, which must not reach the grammar; later drafts break it often."""
+    pattern = r"[A-Z][a-z]{3,8}( [a-z]{2,7}){3}[.]"
+    before = stack.metrics("decode")
+    for temperature in (0, 0.9):
+        status, body = stack.completion(
+            60, ignore_eos=False, temperature=temperature, structured_outputs={"regex": pattern}
+        )
+        assert status == 200, body
+        text = json.loads(body)["choices"][0]["text"]
+        assert re.fullmatch(pattern, text), text
+    assert (stack.metrics("decode").total(names.SPEC_DRAFTS) or 0) > (before.total(names.SPEC_DRAFTS) or 0)
+
+
+def test_min_p_and_logit_bias_work_with_drafts(stack: Stack) -> None:
+    """vLLM refuses both where there are drafts."""
+
+    def tokens(**options: object) -> list[int]:
+        status, body = stack.completion(12, return_token_ids=True, **options)
+        assert status == 200, body
+        found: list[int] = json.loads(body)["choices"][0]["token_ids"]
+        return found
+
+    assert tokens(logit_bias={"40": 100}) == [40] * 12
+    assert tokens(temperature=1.5, min_p=1.0) == tokens()
 
 
 @pytest.mark.parametrize("fault", [{"model": "no-such-model"}, {"max_tokens": -1}, {"temperature": -5}])
