@@ -143,6 +143,15 @@ def test_draw_inverts_the_cumulative_sum(vocab: int) -> None:
     assert ends.tolist() == [possible[0], possible[-1]]
 
 
+@pytest.mark.parametrize("first", [TILE, 2 * TILE - 1, 3 * TILE + 5])
+def test_draw_passes_over_empty_tiles(first: int) -> None:
+    """Before the first possible token, and between the two there are."""
+    row = torch.zeros(8 * TILE + 3)
+    row[first], row[7 * TILE] = 0.25, 0.75
+    points = torch.tensor([0.0, 0.2499, 0.25, ALMOST_ONE], dtype=torch.float64)
+    assert draw(row.expand(4, -1), points).tolist() == [first, first, 7 * TILE, 7 * TILE]
+
+
 # Real rows: logits of any precision, masks, vocabularies that fit no tile.
 
 

@@ -138,6 +138,14 @@ def test_race_of_a_certain_token_is_certain() -> None:
     assert (keyed.race(row, fixed(1, 50_000), torch.arange(50_000)) == 4).all()
 
 
+@pytest.mark.parametrize(("position", "token"), [(3_322_734, 1), (26_720_183, 2)])
+def test_a_certain_token_wins_with_the_worst_number(position: int, token: int) -> None:
+    """Key 0 gives it a number there that rounds to 1 in float32, whose logarithm would leave it nothing."""
+    row = torch.zeros(1, 4)
+    row[0, token] = 1
+    assert keyed.race(row, torch.tensor([0]), torch.tensor([position])).item() == token
+
+
 def test_draws_are_the_same_alone_in_any_batch_and_order() -> None:
     generator = torch.Generator().manual_seed(4)
     probs = torch.rand(300, 700, generator=generator)
