@@ -26,12 +26,16 @@ def _mix(x: Tensor) -> Tensor:
 
 
 def words(key: Tensor, position: Tensor, stream: int) -> tuple[Tensor, Tensor]:
-    """Two 32-bit words (int64) for each pair of key and position, int64 of one shape."""
-    low = _mix((key & _MASK) ^ stream * 0x27D4EB2F)
+    """Two 32-bit words (int64) for each pair of key and position, int64 of one shape.
+
+    Two hashes of both, joined without loss: pairs coincide as seldom as 64 bits allow.
+    """
+    low = _mix((key & _MASK) ^ (stream * 0x27D4EB2F & _MASK))
     low = _mix((low + (position & _MASK) * _GOLDEN) & _MASK)
-    high = _mix(((key >> 32) & _MASK) ^ low ^ 0x165667B1)
-    high = _mix((high + (position >> 32) + 0x5BD1E995) & _MASK)
-    return _mix(low ^ high), _mix((high * 5 + low + 0xE6546B64) & _MASK)
+    high = _mix(((key >> 32) + (key & _MASK) * 0x165667B1 + stream) & _MASK)
+    high = _mix(high ^ (((position >> 32) + (position & _MASK) * 0x5BD1E995) & _MASK))
+    first = _mix(low ^ _mix(high))
+    return first, _mix((high + first) & _MASK)
 
 
 def uniform(key: Tensor, position: Tensor, stream: int) -> Tensor:
