@@ -11,6 +11,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from mtp_runtime.verify.chunks import chunks
+
 ACCEPT, PICK, RACE, DRAFT = range(4)
 """Streams: numbers of different use never coincide."""
 
@@ -30,9 +32,9 @@ def words(key: Tensor, position: Tensor, stream: int) -> tuple[Tensor, Tensor]:
 
     Two hashes of both, joined without loss: pairs coincide as seldom as 64 bits allow.
     """
-    low = _mix((key & _MASK) ^ (stream * 0x27D4EB2F & _MASK))
+    low = _mix((key & _MASK) ^ ((stream + 1) * 0x27D4EB2F & _MASK))  # + 1: zeros alone must not yield zeros
     low = _mix((low + (position & _MASK) * _GOLDEN) & _MASK)
-    high = _mix(((key >> 32) + (key & _MASK) * 0x165667B1 + stream) & _MASK)
+    high = _mix(((key >> 32) + (key & _MASK) * 0x165667B1 + stream + _GOLDEN) & _MASK)
     high = _mix(high ^ (((position >> 32) + (position & _MASK) * 0x5BD1E995) & _MASK))
     first = _mix(low ^ _mix(high))
     return first, _mix((high + first) & _MASK)
@@ -52,11 +54,17 @@ def race(probs: Tensor, key: Tensor, position: Tensor, stream: int = RACE) -> Te
     agree with the keyed target. A token of probability 0 never wins.
     """
     a, b = (_signed(word)[:, None] for word in words(key, position, stream))
-    index = torch.arange(probs.shape[1], device=probs.device, dtype=torch.int32)
-    bits = _mix32_((index * _signed_constant(_GOLDEN)) + a).bitwise_xor_(b)
-    bits = _mix32_(bits).bitwise_right_shift_(1).bitwise_and_(0x7FFFFFFF)
-    fraction = bits.to(torch.float32).add_(0.5).mul_(2.0**-31).clamp_(max=1 - 2.0**-24)
-    return (probs / fraction.neg_().log1p_().neg_()).argmax(1)
+    lead = probs.new_full((probs.shape[0],), -1.0)
+    token = torch.zeros_like(key)
+    for columns in chunks(*probs.shape, 256):
+        index = torch.arange(columns.start, columns.stop, device=probs.device, dtype=torch.int32)
+        bits = _mix32_((index * _signed_constant(_GOLDEN)) + a).bitwise_xor_(b)
+        bits = _mix32_(bits).bitwise_right_shift_(1).bitwise_and_(0x7FFFFFFF)
+        fraction = bits.to(torch.float32).add_(0.5).mul_(2.0**-31).clamp_(max=1 - 2.0**-24)
+        best, place = (probs[:, columns] / fraction.neg_().log1p_().neg_()).max(1)
+        token = torch.where(best > lead, place + columns.start, token)
+        lead = torch.maximum(lead, best)
+    return token
 
 
 def _mix32_(x: Tensor) -> Tensor:

@@ -9,18 +9,15 @@ needs one uniform number a request and one reading pass, where an exponential ra
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from mtp_runtime.verify.batch import DraftBatch
+from mtp_runtime.verify.chunks import chunks
 
 TILE = 256
-CHUNK = 1 << 16
-"""Elements worked on at a time where a temporary is needed: small enough for a core's cache, so that the temporary
-costs neither memory nor a pass."""
-
 _BELOW_ONE = 1 - 2**-53
 
 
@@ -36,17 +33,11 @@ def tile_sums(weights: Tensor) -> Tensor:
 def residual_tiles(batch: DraftBatch, probs: Tensor, draft_probs: Tensor, scale: Tensor | None = None) -> Tensor:
     """Tile sums [T, ceil(V / TILE)] of max(scale p - q, 0) at every draft; scale: [T], 1 when None."""
     parts = []
-    for columns in _chunks(batch.total, probs.shape[1]):
+    for columns in chunks(batch.total, probs.shape[1], TILE):
         p, q = batch.draft_part(probs[:, columns]), draft_probs[:, columns].view(*batch.lying, -1)
         rest = (p - q if scale is None else torch.mul(p, scale.view(*batch.lying, 1)).sub_(q)).clamp_(min=0)
         parts.append(tile_sums(rest.flatten(0, -2)))
     return torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
-
-
-def _chunks(rows: int, vocab: int) -> Iterator[slice]:
-    step = max(CHUNK // max(rows, 1) // TILE, 1) * TILE
-    for begin in range(0, vocab, step):
-        yield slice(begin, min(begin + step, vocab))
 
 
 def invert(

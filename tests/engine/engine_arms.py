@@ -106,6 +106,7 @@ def _serve(arm: Arm) -> dict[str, Any]:
                 "tokens": tokens,
                 "text": [o.outputs[0].text for o in outputs],
                 "logprobs": [_chosen_logprobs(o.outputs[0]) for o in outputs],
+                "all_logprobs": [_all_logprobs(o.outputs[0]) for o in outputs],
                 "rescored": _rescore(llm, run.prompts, tokens) if run.rescore else None,
                 "ours": ours,
                 "engine": engine,
@@ -193,6 +194,12 @@ def _spec_metrics(llm: Any) -> dict[str, int]:
     """vLLM's own counters of drafts and preemptions, scalar ones."""
     wanted = ("spec_decode", "num_preemptions")
     return {m.name: m.value for m in llm.get_metrics() if hasattr(m, "value") and any(w in m.name for w in wanted)}
+
+
+def _all_logprobs(output: Any) -> list[dict[int, float]] | None:
+    if output.logprobs is None:
+        return None
+    return [{token: value.logprob for token, value in step.items()} for step in output.logprobs]
 
 
 def _chosen_logprobs(output: Any) -> list[float] | None:

@@ -37,15 +37,17 @@ GREEDY_RUNS = {
         "min_tokens": 8,
     },
 }
+NAMED = [5, 300, 7]
 MIN_P_ONE = {"temperature": 1.5, "min_p": 1.0, "max_tokens": 24}
 
 
 def greedy_runs() -> list[Run]:
-    """One run a parameter; then all of them, and no parameter, in one batch."""
+    """One run a parameter; then all of them, and no parameter, in one batch; then what the tests below name."""
     some = prompts()[4:7]
     runs = [Run(some, sampling) for sampling in GREEDY_RUNS.values()]
     mixed = [GREEDY, *GREEDY_RUNS.values()]
-    return [*runs, Run([prompts()[6]] * len(mixed), mixed), Run(some, MIN_P_ONE), Run(some, GREEDY)]
+    named = Run(some, {**GREEDY, "logprob_token_ids": NAMED})
+    return [*runs, Run([prompts()[6]] * len(mixed), mixed), Run(some, MIN_P_ONE), Run(some, GREEDY), named]
 
 
 def seeded_prompts() -> list[list[int]]:
@@ -115,6 +117,16 @@ def test_constraints_hold_on_every_token(arms) -> None:
 def test_min_p_of_one_leaves_the_best_token(arms, arm: str) -> None:
     position = len(GREEDY_RUNS) + 1
     assert arms[arm][position]["tokens"] == arms["off"][position + 1]["tokens"]
+
+
+@pytest.mark.parametrize("arm", ["k1", "k3", "drawn-drafts"])
+def test_log_probabilities_of_named_tokens_equal_those_without_mtp(arms, arm: str) -> None:
+    off, on = (arms[name][len(GREEDY_RUNS) + 3]["all_logprobs"] for name in ("off", arm))
+    for expected, found in zip(off, on, strict=True):
+        assert len(found) == len(expected) == GREEDY["max_tokens"]
+        for one, other in zip(expected, found, strict=True):
+            assert set(NAMED) <= set(one)
+            assert {t: other[t] for t in one} == pytest.approx(one, abs=1e-4)
 
 
 def seeded_answers(arms, arm: str) -> list[dict]:

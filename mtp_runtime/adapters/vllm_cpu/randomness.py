@@ -93,6 +93,27 @@ class KeyedTopKTopP(nn.Module):
         return tokens, returned
 
 
+def cached_draft_probs(runner: Any, metadata: Any) -> Tensor | None:
+    """Replaces `GPUModelRunner._get_spec_decode_draft_probs`: q [T, V] of the drafts that are verified now.
+
+    A request that joins or was preempted has none: its rows are one-hot at its drafts (at token 0 for a placeholder,
+    which is rejected without a look). vLLM gives up the whole batch's then. None where no request has any.
+    """
+    known, owners = runner._draft_probs, runner._draft_prob_req_ids
+    if known is None or owners is None:
+        return None
+    row = {request: index for index, request in enumerate(owners)}
+    parts, start = [], 0
+    for request, count in zip(runner.input_batch.req_ids, metadata.num_draft_tokens, strict=True):
+        if count and request in row:
+            parts.append(known[row[request], :count])
+        elif count:
+            drafts = metadata.draft_token_ids[start : start + count].clamp(min=0).long()
+            parts.append(known.new_zeros(count, known.shape[-1]).scatter_(1, drafts[:, None], 1.0))
+        start += count
+    return torch.cat(parts) if parts else None
+
+
 def sample_drafts(logits: Tensor, sampling: SamplingMetadata, use_fp64_gumbel: bool = False) -> tuple[Tensor, Tensor]:
     """Replaces `vllm.v1.spec_decode.llm_base_proposer.compute_probs_and_sample_next_token`.
 

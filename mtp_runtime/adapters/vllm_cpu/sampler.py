@@ -13,7 +13,7 @@ from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
 from mtp_runtime.adapters.vllm_cpu.constraints import GREEDY_BELOW, constrain, shape, unconstrained
 from mtp_runtime.adapters.vllm_cpu.counters import Count
-from mtp_runtime.adapters.vllm_cpu.randomness import KeyedTopKTopP, race_seeded, worker_generator
+from mtp_runtime.adapters.vllm_cpu.randomness import KeyedTopKTopP, cached_draft_probs, race_seeded, worker_generator
 from mtp_runtime.adapters.vllm_cpu.settings import InjectedFault, settings
 from mtp_runtime.adapters.vllm_cpu.steps import Step, row_positions, sampled, watch
 from mtp_runtime.choice import choose_method
@@ -45,6 +45,7 @@ class MtpRejectionSampler(EngineSampler):  # type: ignore[misc, valid-type]
         from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
         watch(GPUModelRunner)
+        GPUModelRunner._get_spec_decode_draft_probs = cached_draft_probs
         sampler.topk_topp_sampler = KeyedTopKTopP(sampler.topk_topp_sampler)
         self._generator = worker_generator(keyed.ACCEPT, torch.device(device or "cpu"))
         self._memory = torch.empty(0)
@@ -75,7 +76,7 @@ class MtpRejectionSampler(EngineSampler):  # type: ignore[misc, valid-type]
             logprobs = None
         else:
             verdict, processed = self._decide(metadata, batch, draft_probs, logits, sampling_metadata)
-            logprobs = self._logprobs(batch, verdict, logits, processed, sampling_metadata.max_num_logprobs)
+            logprobs = self._logprobs(batch, verdict, logits if processed is None else processed, sampling_metadata)
         # The first row of a request predicts its next token, accepted drafts follow that.
         sampled(lambda: row_positions(metadata.logits_indices)[batch.first_row] + verdict.accepted + 1)
         return SamplerOutput(sampled_token_ids=verdict.tokens, logprobs_tensors=logprobs)
@@ -97,7 +98,7 @@ class MtpRejectionSampler(EngineSampler):  # type: ignore[misc, valid-type]
         seeded = sampling.generators
         chosen = None if sampling.all_random else self.sampler.greedy_sample(rows)
         rows = shape(rows, batch, sampling, self._scratch(rows))
-        wanted = self.is_processed_logprobs_mode and sampling.max_num_logprobs is not None
+        wanted = self.is_processed_logprobs_mode and wants_logprobs(sampling)
         processed = rows.clone() if wanted else None
         probs = torch.softmax(rows, dim=-1, out=rows)
         exact = None if chosen is None else sampling.temperature < GREEDY_BELOW
@@ -124,18 +125,20 @@ class MtpRejectionSampler(EngineSampler):  # type: ignore[misc, valid-type]
         self._memory = torch.empty(0)
 
     def _logprobs(
-        self, batch: DraftBatch, verdict: Verdict, logits: Tensor, processed: Tensor | None, count: int | None
+        self, batch: DraftBatch, verdict: Verdict, source: Tensor, sampling: SamplingMetadata
     ) -> LogprobsTensors | None:
-        """Of each emitted token, from the row that decided it; tokens not emitted get some row, vLLM filters them."""
-        if count is None:
+        """Of each emitted token, from the row of source [R, V] that decided it; tokens not emitted get some row, vLLM
+        filters them."""
+        if not wants_logprobs(sampling):
             return None
-        source = logits if processed is None else processed
-        place = torch.arange(batch.width + 1, device=logits.device)
-        index = (batch.first_row[:, None] + place).clamp_(max=logits.shape[0] - 1).flatten()
+        place = torch.arange(batch.width + 1, device=source.device)
+        index = (batch.first_row[:, None] + place).clamp_(max=source.shape[0] - 1).flatten()
         values = source[index].float()
         if not self.is_logits_logprobs_mode:
             values = self.sampler.compute_logprobs(values)
-        return self.sampler.gather_logprobs(values, count, verdict.tokens.flatten().clamp(min=0).long())
+        emitted = verdict.tokens.flatten().clamp(min=0).long()
+        best = self.sampler.gather_logprobs(values, sampling.max_num_logprobs or 0, emitted)
+        return name_tokens(best, values, batch.width + 1, sampling.logprob_token_ids or {})
 
     def _count(self, metadata: SpecDecodeMetadata) -> None:
         self._calls.add()
@@ -166,11 +169,32 @@ def _enter_seeded(
     return chosen.long().index_put_((rows,), kept), greedy.index_fill(0, requests, True)
 
 
+def name_tokens(best: LogprobsTensors, values: Tensor, rows: int, wanted: dict[int, list[int]]) -> LogprobsTensors:
+    """`best` with the tokens that some requests name instead of their best ones.
+
+    values: [B * rows, V], `rows` a request; wanted: request -> token ids. Columns that a row does not need hold token 0
+    at minus infinity, as vLLM pads them; the first column stays the emitted token.
+    """
+    if not wanted:
+        return best
+    kept = best.logprobs.shape[1]
+    width = max(kept, 1 + max(map(len, wanted.values())))
+    ids = torch.nn.functional.pad(best.logprob_token_ids, (0, width - kept))
+    logprobs = torch.nn.functional.pad(best.logprobs, (0, width - kept), value=float("-inf"))
+    for request, tokens in wanted.items():
+        own = slice(request * rows, (request + 1) * rows)
+        named = torch.tensor(tokens, dtype=torch.int64, device=values.device)
+        ids[own, 1:], logprobs[own, 1:] = 0, float("-inf")
+        ids[own, 1 : 1 + len(tokens)] = named.int()
+        logprobs[own, 1 : 1 + len(tokens)] = values[own][:, named]
+    return LogprobsTensors(ids, logprobs, best.selected_token_ranks)
+
+
+def wants_logprobs(sampling: SamplingMetadata) -> bool:
+    """Whether a request wants log-probabilities, of the best tokens or of tokens it names."""
+    return sampling.max_num_logprobs is not None or bool(sampling.logprob_token_ids)
+
+
 def is_plain_greedy(sampling: SamplingMetadata) -> bool:
     """Whether every request takes the argmax of its raw logits and wants no log-probabilities."""
-    return bool(
-        sampling.all_greedy
-        and sampling.max_num_logprobs is None
-        and not sampling.logprob_token_ids
-        and unconstrained(sampling)
-    )
+    return bool(sampling.all_greedy and not wants_logprobs(sampling) and unconstrained(sampling))

@@ -22,6 +22,7 @@ def leave_out_placeholders(scheduler_class: type) -> None:
     @functools.wraps(update)
     def update_from_output(self: Any, scheduler_output: Any, model_runner_output: Any) -> Any:
         padded = padding(scheduler_output)
+        self.mtp_padded = padded
         if padded:
             known = scheduler_output.num_invalid_spec_tokens or {}
             scheduler_output.num_invalid_spec_tokens = {**known, **padded}
@@ -31,8 +32,7 @@ def leave_out_placeholders(scheduler_class: type) -> None:
     def make_spec_decoding_stats(
         self: Any, spec_decoding_stats: Any, num_draft_tokens: int, *args: Any, **kwargs: Any
     ) -> Any:
-        invalid = kwargs.get("num_invalid_spec_tokens") or {}
-        if num_draft_tokens and invalid.get(kwargs.get("request_id"), 0) >= num_draft_tokens:
+        if kwargs.get("request_id") in self.mtp_padded:
             return spec_decoding_stats  # not a draft step at all
         return stats(self, spec_decoding_stats, num_draft_tokens, *args, **kwargs)
 

@@ -177,8 +177,8 @@ def test_known_numbers_stay() -> None:
     assert keyed.race(probs, key, position).tolist() == TOKENS
 
 
-WORDS = [[3393433372, 37655108, 2435759181, 1183424048], [3327594193, 4090669425, 3401875475, 1383532120]]
-TOKENS = [958, 897, 178, 948]
+WORDS = [[2424872087, 2081820272, 3658268294, 3390556782], [1242311825, 1239087068, 479696717, 3613255637]]
+TOKENS = [899, 717, 355, 931]
 
 
 @pytest.mark.parametrize("seed", range(5))

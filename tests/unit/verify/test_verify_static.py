@@ -27,6 +27,7 @@ from mtp_runtime.verify import (  # noqa: E402
     Noise,
     batch,
     block,
+    chunks,
     exact,
     keyed,
     recover,
@@ -142,7 +143,7 @@ def test_operations_do_not_grow_with_requests_or_drafts(call: str, even: bool) -
 
 # The source.
 
-FAST = [batch, block, exact, keyed, recover, strategy, tokenwise]
+FAST = [batch, block, chunks, exact, keyed, recover, strategy, tokenwise]
 WAITING = {"item", "tolist", "cpu", "numpy", "nonzero", "unique", "masked_select", "argwhere", "synchronize"}
 MADE = {"tensor", "as_tensor", "from_numpy", "scalar_tensor"}
 LOOPS = (ast.For, ast.AsyncFor, ast.While, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
@@ -161,7 +162,7 @@ def loops(module: ModuleType) -> list[str]:
 def test_no_loop_goes_over_requests_or_positions(module: ModuleType) -> None:
     """What remains goes over pieces of the vocabulary, whose number its size bounds, and over the hash's two words and
     two rounds."""
-    allowed = {recover: ["residual_tiles", "_chunks"], keyed: ["race", "_mix32_"]}
+    allowed = {recover: ["residual_tiles"], chunks: ["chunks"], keyed: ["race", "_mix32_"]}
     assert loops(module) == allowed.get(module, [])
 
 
@@ -180,11 +181,11 @@ def test_nothing_in_the_source_waits_for_values(module: ModuleType) -> None:
 @pytest.mark.parametrize("vocab", [7, 512, 129_280])
 def test_pieces_cover_the_vocabulary_and_stay_few(rows: int, vocab: int) -> None:
     """Each at most CHUNK elements or one tile a row wide; none cuts a tile."""
-    pieces = list(recover._chunks(rows, vocab))
+    pieces = list(chunks.chunks(rows, vocab, recover.TILE))
     assert [piece.start for piece in pieces] == [0, *[piece.stop for piece in pieces[:-1]]]
     assert pieces[-1].stop == vocab
     assert all(piece.start % recover.TILE == 0 for piece in pieces)
-    widest = max(recover.CHUNK // rows, recover.TILE)
+    widest = max(chunks.CHUNK // rows, recover.TILE)
     assert all(piece.stop - piece.start <= widest for piece in pieces)
     assert len(pieces) <= -(-vocab // recover.TILE)
 
