@@ -61,11 +61,18 @@ def seeded_runs() -> list[Run]:
     p = seeded_prompts()
     beside = [SEEDS[0], GREEDY, LONG, SEEDS[3], LONG]
     return [
-        Run(p, SEEDS, rescore=True),
+        Run(p, SEEDS),
         Run(p[::-1], SEEDS[::-1]),
         *(Run([p[i]], [SEEDS[i]]) for i in (0, 3)),
         Run([p[0], p[1], p[2], p[3], p[4]], beside),
     ]
+
+
+def scored_run() -> Run:
+    """Sampled in several ways and greedily, with log-probabilities, which one forward pass over the answers confirms."""
+    sampling = [{**LONG, "logprobs": 0, "seed": 5}, {**LONG, "logprobs": 0}, {**GREEDY, "logprobs": 0}]
+    sampling.append({**LONG, "temperature": 0.6, "top_k": 20, "top_p": 0.9, "min_p": 0.05, "logprobs": 0})
+    return Run(seeded_prompts()[: len(sampling)], sampling, rescore=True)
 
 
 @pytest.fixture(scope="module")
@@ -76,9 +83,9 @@ def arms() -> dict[str, list[dict]]:
     with_text = {"skip_tokenizer_init": False}
     wanted = {
         "off": Arm(0, [*greedy_runs(), drawn, text], engine=with_text),
-        "k1": Arm(1, [*greedy_runs(), *seeded_runs()]),
+        "k1": Arm(1, [*greedy_runs(), *seeded_runs(), scored_run()]),
         "k3": Arm(3, [*greedy_runs(), *seeded_runs(), text], engine=with_text),
-        "drawn-drafts": Arm(3, [*greedy_runs(), *seeded_runs(), drawn], draft_sampling="probabilistic"),
+        "drawn-drafts": Arm(3, [*greedy_runs(), *seeded_runs(), scored_run(), drawn], draft_sampling="probabilistic"),
         "drawn-drafts-k2": Arm(
             2, [*seeded_runs(), drawn], draft_sampling="probabilistic", env={"MTP_VERIFICATION": "tokenwise"}
         ),
@@ -161,22 +168,11 @@ def test_drafts_were_accepted_and_rejected(arms, arm: str) -> None:
     assert 0.1 < accepted / drafted < 0.98
 
 
-@pytest.fixture(scope="module")
-def scored() -> dict[int, dict]:
-    """K -> an answer with log-probabilities, and the same tokens scored by one forward pass."""
-    sampling = [{**LONG, "logprobs": 0, "seed": 5}, {**LONG, "logprobs": 0}, {**GREEDY, "logprobs": 0}]
-    sampling.append({**LONG, "temperature": 0.6, "top_k": 20, "top_p": 0.9, "min_p": 0.05, "logprobs": 0})
-    run = Run(seeded_prompts()[: len(sampling)], sampling, rescore=True)
-    results = start([Arm(1, [run]), Arm(3, [run], draft_sampling="probabilistic")])
-    for result in results:
-        assert "error" not in result, result["error"]
-    return {k: result["answers"][0] for k, result in zip((1, 3), results, strict=True)}
-
-
-@pytest.mark.parametrize("k", [1, 3])
-def test_log_probabilities_belong_to_the_emitted_tokens(scored, k: int) -> None:
+@pytest.mark.parametrize("arm", ["k1", "drawn-drafts"])
+def test_log_probabilities_belong_to_the_emitted_tokens(arms, arm: str) -> None:
     """Those of the raw logits, whatever the constraints, at accepted, recovered and bonus tokens alike."""
-    for reported, found in zip(scored[k]["logprobs"], scored[k]["rescored"], strict=True):
+    answer = arms[arm][len(greedy_runs()) + len(seeded_runs())]
+    for reported, found in zip(answer["logprobs"], answer["rescored"], strict=True):
         assert reported == pytest.approx(found, abs=2e-3)
 
 
