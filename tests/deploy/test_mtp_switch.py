@@ -66,7 +66,7 @@ def test_sampled_answers_are_distributed_as_without_mtp(answers: Answers) -> Non
     """Joint distribution of the first tokens, one seed an answer, MTP on against off: chi-square, alpha 1e-4.
 
     What it can see is printed: with 500 seeds a difference of Cohen's w of about 0.25 nine times in ten. Finer ones are
-    the business of the tests without a server, which draw 400 000 samples.
+    the business of the tests without a server, which draw 300 000 samples.
     """
     on, off = (answers.sampled[k] for k in SAMPLED)
     found = same_distribution(off, on)
