@@ -69,7 +69,7 @@ def seeded_runs() -> list[Run]:
 
 
 def scored_run() -> Run:
-    """Sampled in several ways, and greedily, with log-probabilities; one forward pass over the answers confirms them."""
+    """Sampled in several ways, and greedily, with log-probabilities, which one forward pass can confirm."""
     sampling = [{**LONG, "logprobs": 0, "seed": 5}, {**LONG, "logprobs": 0}, {**GREEDY, "logprobs": 0}]
     sampling.append({**LONG, "temperature": 0.6, "top_k": 20, "top_p": 0.9, "min_p": 0.05, "logprobs": 0})
     return Run(seeded_prompts()[: len(sampling)], sampling, rescore=True)
