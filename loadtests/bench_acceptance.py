@@ -4,6 +4,9 @@ One engine an arm, each in a process of its own, the same held-out prompts, samp
 drafts are taken (greedy: the drafter's best token; probabilistic: sampled from its probabilities, which verification
 then sees) and the method. Reported: acceptance length (1 + accepted / draft steps) with its standard error over parts
 of the prompts, and the acceptance rate. Time plays no part, so the machine need not be quiet.
+
+The two methods differ by less than such samples tell apart. So for the drafts that are verified both methods' expected
+number of accepted drafts is worked out as well, exactly, and the mean of block minus token by token reported.
 """
 
 from __future__ import annotations
@@ -45,8 +48,40 @@ ARMS = [
 ]
 
 
-def serve(arm: Arm, options: argparse.Namespace) -> list[dict[str, float]]:
-    """Counts of each part, in this process."""
+def expected_accepted(batch: Any, probs: Any, draft_probs: Any) -> tuple[Any, Any]:
+    """Expected accepted drafts [B] of these drafts, token by token and by block: over the uniform numbers, exactly."""
+    import torch
+
+    from mtp_runtime.verify.block import block_chances
+    from mtp_runtime.verify.tokenwise import draft_chances
+
+    p, q = draft_chances(batch, probs, draft_probs)
+    passes = torch.where(q > 0, p.double() / q, 0.0).clamp(max=1)
+    tokenwise = batch.rectangle(passes, 0.0).cumprod(1).sum(1)
+    missed = 1 - block_chances(batch, probs, draft_probs)[0]
+    # A prefix of i and more is accepted unless every longer prefix, and i itself, misses.
+    block = (1 - missed.flip(1).cumprod(1)).sum(1)
+    return tokenwise, block
+
+
+def compare_methods(method: str) -> list[float]:
+    """Note block minus token by token at every verification by `method` in this process, a request each."""
+    from mtp_runtime.adapters.vllm_cpu import sampler
+
+    verify, found = sampler.STRATEGIES[method], []
+
+    def watched(batch: Any, probs: Any, draft_probs: Any, noise: Any) -> Any:
+        if draft_probs is not None and batch.width > 1:
+            tokenwise, block = expected_accepted(batch, probs, draft_probs)
+            found.extend((block - tokenwise)[batch.counts == batch.width].tolist())
+        return verify(batch, probs, draft_probs, noise)
+
+    sampler.STRATEGIES[method] = watched
+    return found
+
+
+def serve(arm: Arm, options: argparse.Namespace) -> dict[str, Any]:
+    """Counts of each part, and the differences of `compare_methods`, in this process."""
     from vllm import LLM, SamplingParams
 
     prompts = json.loads(Path(options.prompts_file).read_text())
@@ -76,6 +111,7 @@ def serve(arm: Arm, options: argparse.Namespace) -> list[dict[str, float]]:
     sampling = SamplingParams(
         temperature=options.temperature, max_tokens=options.tokens, ignore_eos=True, detokenize=False
     )
+    differences = compare_methods(arm.method)
     parts, before = [], counts()
     for part in range(PARTS):
         asked = [{"prompt_token_ids": p} for p in prompts[part::PARTS]]
@@ -83,10 +119,10 @@ def serve(arm: Arm, options: argparse.Namespace) -> list[dict[str, float]]:
         after = counts()
         parts.append({what: after[what] - before[what] for what in after})
         before = after
-    return parts
+    return {"parts": parts, "differences": differences}
 
 
-def run(arm: Arm, options: argparse.Namespace) -> list[dict[str, float]]:
+def run(arm: Arm, options: argparse.Namespace) -> dict[str, Any]:
     """The arm in a process of its own."""
     with tempfile.TemporaryDirectory() as counters:
         env = {
@@ -102,20 +138,27 @@ def run(arm: Arm, options: argparse.Namespace) -> list[dict[str, float]]:
             command += [f"--{name.replace('_', '-')}", str(getattr(options, name))]
         done = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True, check=True)
     line = next(line for line in done.stdout.splitlines() if line.startswith("PARTS "))
-    found: list[dict[str, float]] = json.loads(line.removeprefix("PARTS "))
+    found: dict[str, Any] = json.loads(line.removeprefix("PARTS "))
     return found
 
 
-def summary(parts: list[dict[str, float]]) -> dict[str, float]:
-    """Acceptance length, its standard error over the parts, acceptance rate."""
+def summary(served: dict[str, Any]) -> dict[str, float]:
+    """Acceptance length, its standard error over the parts, acceptance rate; gain of block over token by token."""
+    parts, differences = served["parts"], served["differences"]
     lengths = [1 + part["accepted_tokens"] / part["drafts"] for part in parts]
     whole = {what: sum(part[what] for part in parts) for what in parts[0]}
     return {
         "length": 1 + whole["accepted_tokens"] / whole["drafts"],
-        "error": statistics.stdev(lengths) / math.sqrt(len(lengths)),
+        "error": _error(lengths),
         "rate": whole["accepted_tokens"] / whole["draft_tokens"],
         "steps": whole["drafts"],
+        **({"gain": statistics.mean(differences), "gain_error": _error(differences)} if differences else {}),
     }
+
+
+def _error(values: list[float]) -> float:
+    """Standard error of the mean."""
+    return statistics.stdev(values) / math.sqrt(len(values))
 
 
 def write_prompts(options: argparse.Namespace, file: Path) -> None:
@@ -147,7 +190,8 @@ def main(arguments: list[str] | None = None) -> int:
         options.prompts_file = str(Path(folder) / "prompts.json")
         write_prompts(options, Path(options.prompts_file))
         if not options.json:
-            print(f"{'K':>2} {'drafts':>14} {'method':>10} {'acceptance length':>24} {'rate':>7} {'draft steps':>12}")
+            print(f"{'K':>2} {'drafts':>14} {'method':>10} {'acceptance length':>24} {'rate':>7}", end=" ")
+            print(f"{'draft steps':>12} {'block gains':>18}")
         for arm in ARMS:
             found: dict[str, Any] = summary(run(arm, options))
             if options.json:
@@ -155,7 +199,8 @@ def main(arguments: list[str] | None = None) -> int:
                 continue
             length = f"{found['length']:.4f} +- {found['error']:.4f}"
             row = f"{arm.k:>2} {arm.drafts:>14} {arm.method:>10} {length:>24} {found['rate']:>7.4f}"
-            print(f"{row} {found['steps']:>12.0f}", flush=True)
+            gain = f"{found['gain']:.4f} +- {found['gain_error']:.4f}" if "gain" in found else ""
+            print(f"{row} {found['steps']:>12.0f} {gain:>18}", flush=True)
     return 0
 
 

@@ -23,15 +23,12 @@ def prefix_weights(ratio: Tensor) -> Tensor:
     return (walk - walk.cummax(1).values.clamp(min=0)).exp()
 
 
-def verify_block(batch: DraftBatch, probs: Tensor, draft_probs: Tensor | None, noise: Noise) -> Verdict:
-    """Accept the longest prefix i with U_i < h_i; shapes as in `verify_tokenwise`.
+def block_chances(batch: DraftBatch, probs: Tensor, draft_probs: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    """(h_1..h_K [B, K] float64, w before each draft [T], tile sums of the residual at each draft or None).
 
     S_i = sum over v of max(w_i p_{i+1}(v) - q_{i+1}(v), 0); h_i = S_i / (S_i + 1 - w_i) before the last draft and
-    h_n = w_n at it. The recovered token comes from max(w_i p_{i+1} - q_{i+1}, 0). A placeholder ends the block.
+    h_n = w_n at it. A placeholder ends the block: h is 0 from there on.
     """
-    if not batch.total:
-        nothing = batch.counts.clone()
-        return emit(batch, nothing, draw_one_hot(batch, probs, nothing, noise.pick))
     p, q = draft_chances(batch, probs, draft_probs)
     # In float64: p / q of a draft with a very small q would be infinite in float32.
     ratio = p.double() if isinstance(q, float) else torch.where(q > 0, p.double() / q, 0.0)
@@ -46,10 +43,21 @@ def verify_block(batch: DraftBatch, probs: Tensor, draft_probs: Tensor | None, n
         rest = tiles.sum(1)
     following = batch.rectangle(rest, 0.0).roll(-1, dims=1).double()  # S_1..S_K; the last is not used
     chance = following / (following + 1 - weight).clamp(min=1e-30)
-    place = torch.arange(1, batch.width + 1, device=p.device)
-    chance = torch.where(place == live.sum(1, keepdim=True), weight, chance)
-    hit = (weight > 0) & (batch.rectangle(noise.accept, 1.0) < chance)
-    accepted = torch.where(hit, place, 0).amax(1)
+    last = torch.arange(1, batch.width + 1, device=p.device) == live.sum(1, keepdim=True)
+    return torch.where(weight > 0, torch.where(last, weight, chance), 0.0), scale, tiles
+
+
+def verify_block(batch: DraftBatch, probs: Tensor, draft_probs: Tensor | None, noise: Noise) -> Verdict:
+    """Accept the longest prefix i with U_i < h_i; shapes as in `verify_tokenwise`.
+
+    The recovered token comes from max(w_i p_{i+1} - q_{i+1}, 0).
+    """
+    if not batch.total:
+        nothing = batch.counts.clone()
+        return emit(batch, nothing, draw_one_hot(batch, probs, nothing, noise.pick))
+    chance, scale, tiles = block_chances(batch, probs, draft_probs)
+    place = torch.arange(1, batch.width + 1, device=chance.device)
+    accepted = torch.where(batch.rectangle(noise.accept, 1.0) < chance, place, 0).amax(1)
     if draft_probs is None or tiles is None:
         return emit(batch, accepted, draw_one_hot(batch, probs, accepted, noise.pick))
     return emit(batch, accepted, draw_residual(batch, probs, draft_probs, accepted, noise.pick, scale, tiles))
