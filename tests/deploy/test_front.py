@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import re
+from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import urlsplit
 
 import pytest
@@ -110,6 +111,21 @@ def test_a_grammar_holds_through_prefill_and_decode(stack: Stack) -> None:
         text = json.loads(body)["choices"][0]["text"]
         assert re.fullmatch(pattern, text), text
     assert (stack.metrics("decode").total(names.SPEC_DRAFTS) or 0) > (before.total(names.SPEC_DRAFTS) or 0)
+
+
+def test_a_seed_gives_the_same_tokens_alone_and_in_company(stack: Stack) -> None:
+    """Through prefill and decode, beside other requests that are at other places of theirs."""
+
+    def tokens(seed: int) -> list[int]:
+        status, body = stack.completion(16 + seed, temperature=1.0, seed=seed, return_token_ids=True)
+        assert status == 200, body
+        found: list[int] = json.loads(body)["choices"][0]["token_ids"]
+        return found
+
+    alone = [tokens(seed) for seed in range(6)]
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(tokens, range(6))) == alone
+    assert len({tuple(row[:16]) for row in alone}) == 6
 
 
 def test_min_p_and_logit_bias_work_with_drafts(stack: Stack) -> None:
