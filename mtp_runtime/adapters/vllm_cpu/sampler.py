@@ -72,7 +72,7 @@ class MtpRejectionSampler(EngineSampler):  # type: ignore[misc, valid-type]
         batch = DraftBatch(metadata.draft_token_ids, metadata.cu_num_draft_tokens, metadata.max_spec_len)
         if is_plain_greedy(sampling_metadata):
             # Nothing but the argmax matters: one pass over all rows, target and bonus alike.
-            verdict = verify_exact(batch, self.sampler.greedy_sample(logits))
+            verdict = verify_exact(batch, self._argmax(logits))
             logprobs = None
         else:
             verdict, processed = self._decide(metadata, batch, draft_probs, logits, sampling_metadata)
@@ -93,10 +93,10 @@ class MtpRejectionSampler(EngineSampler):  # type: ignore[misc, valid-type]
         counts = metadata.num_draft_tokens
         rows = constrain(logits, batch, counts, sampling)
         if sampling.all_greedy:
-            verdict = verify_exact(batch, self.sampler.greedy_sample(rows))
+            verdict = verify_exact(batch, self._argmax(rows))
             return verdict, rows if self.is_processed_logprobs_mode else None
         seeded = sampling.generators
-        chosen = None if sampling.all_random else self.sampler.greedy_sample(rows)
+        chosen = None if sampling.all_random else self._argmax(rows)
         rows = shape(rows, batch, sampling, self._scratch(rows))
         wanted = self.is_processed_logprobs_mode and wants_logprobs(sampling)
         processed = rows.clone() if wanted else None
@@ -113,6 +113,10 @@ class MtpRejectionSampler(EngineSampler):  # type: ignore[misc, valid-type]
         if exact is None:
             return verify(batch, probs, draft_probs, noise), processed
         return verify_mixed(batch, chosen, exact, probs, draft_probs, noise, verify), processed
+
+    def _argmax(self, rows: Tensor) -> Tensor:
+        """[R], with vLLM's kernel, which knows float32 only."""
+        return self.sampler.greedy_sample(rows.to(torch.float32))
 
     def _scratch(self, like: Tensor) -> Tensor:
         """Float32 memory of this shape that is kept between steps: fresh pages would cost as much as a pass."""
