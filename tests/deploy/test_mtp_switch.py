@@ -65,8 +65,8 @@ def served(answers: Answers) -> dict[int, Served]:
 def test_sampled_answers_are_distributed_as_without_mtp(answers: Answers) -> None:
     """Joint distribution of the first tokens, one seed an answer, MTP on against off: chi-square, alpha 1e-4.
 
-    What it can see is printed: with 500 seeds a difference of Cohen's w of about 0.25 nine times in ten. Finer ones are
-    the business of the tests without a server, which draw 300 000 samples.
+    What it can see is worked out from its cells and printed; a difference of Cohen's w of 0.35 must be found nine times
+    in ten. Finer ones are the business of the tests without a server, which draw 300 000 samples.
     """
     on, off = (answers.sampled[k] for k in SAMPLED)
     found = same_distribution(off, on)

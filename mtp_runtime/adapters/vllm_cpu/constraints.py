@@ -22,6 +22,9 @@ from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 
 from mtp_runtime.verify import DraftBatch, to_rows
 
+WITH_FORM_FOR_DRAFTS = (MinTokensLogitsProcessor, LogitBiasLogitsProcessor, MinPLogitsProcessor)
+"""vLLM's processors that have a form for drafts here; a server with others does not start (`install`)."""
+
 GREEDY_BELOW = 1e-5
 """Temperatures below this are greedy, as in vLLM's sampler."""
 

@@ -82,6 +82,8 @@ def _allow_min_p_and_bias() -> None:
     from vllm.sampling_params import SamplingParams
     from vllm.v1.sample import logits_processor as package
 
+    from mtp_runtime.adapters.vllm_cpu.constraints import WITH_FORM_FOR_DRAFTS
+
     original = package.build_logitsprocs
     if getattr(original, "mtp_runtime", False):
         return
@@ -96,6 +98,9 @@ def _allow_min_p_and_bias() -> None:
     ) -> Any:
         if vllm_config.speculative_config is None or is_pooling_model or custom_logitsprocs:
             return original(vllm_config, device, is_pin_memory, is_pooling_model, custom_logitsprocs)
+        unknown = [build.__name__ for build in package.BUILTIN_LOGITS_PROCESSORS if build not in WITH_FORM_FOR_DRAFTS]
+        if unknown:  # here the server does not start; at the first request the engine would die
+            raise RuntimeError(f"logits processors without a form for drafts: {', '.join(unknown)}")
         return package.LogitsProcessors(
             build(vllm_config, device, is_pin_memory) for build in package.BUILTIN_LOGITS_PROCESSORS
         )

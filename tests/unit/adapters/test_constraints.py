@@ -20,7 +20,7 @@ from vllm.v1.sample.metadata import SamplingMetadata  # noqa: E402
 from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p  # noqa: E402
 from vllm.v1.sample.sampler import Sampler  # noqa: E402
 
-from mtp_runtime.adapters.vllm_cpu.constraints import constrain, shape  # noqa: E402
+from mtp_runtime.adapters.vllm_cpu.constraints import WITH_FORM_FOR_DRAFTS, constrain, shape  # noqa: E402
 from mtp_runtime.verify import DraftBatch  # noqa: E402
 
 pytestmark = pytest.mark.engine
@@ -141,9 +141,18 @@ def test_a_placeholder_reaches_neither_penalties_nor_bad_words() -> None:
         torch.testing.assert_close(rows[index], alone(logits[index], one, own)[0])
 
 
+def test_every_processor_of_this_release_has_a_form() -> None:
+    """Else `install` refuses to start the server."""
+    assert set(BUILTIN_LOGITS_PROCESSORS) == set(WITH_FORM_FOR_DRAFTS)
+
+
 def test_a_processor_without_a_form_for_drafts_is_refused() -> None:
     sampling = metadata([request(1)])
     sampling = replace(sampling, logitsprocs=LogitsProcessors())
     sampling.logitsprocs.non_argmax_invariant.append(object())
+    batch = DraftBatch.of(torch.tensor([], dtype=torch.int32), [0])
     with pytest.raises(NotImplementedError, match="no form for drafts"):
-        constrain(torch.zeros(1, VOCAB), DraftBatch.of(torch.tensor([], dtype=torch.int32), [0]), [0], sampling)
+        constrain(torch.zeros(1, VOCAB), batch, [0], sampling)
+    sampling.logitsprocs.argmax_invariant.append(object())
+    with pytest.raises(NotImplementedError, match="no form for drafts"):
+        shape(torch.zeros(1, VOCAB), batch, sampling, torch.empty(1, VOCAB))
