@@ -1,4 +1,4 @@
-"""`mtpctl`: the inventory commands of app.py, and those for a deployed cluster (canary, status, logs)."""
+"""`mtpctl`: the commands of app.py and graphs.py, and those for a deployed cluster (canary, status, logs)."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mtp_runtime.cli import canary as canaries
+from mtp_runtime.cli import graphs
 from mtp_runtime.cli.app import app, err
 from mtp_runtime.cli.app import main as run_app
 from mtp_runtime.cli.deployed import Deployed, NotDeployed
@@ -20,6 +21,8 @@ from mtp_runtime.metrics.plan import PlanError
 # Ansible shows this output too: no colours and a fixed width where it is no terminal.
 out = Console(width=None if Console().is_terminal else 110)
 BAD_INPUT, RED = 2, 1
+app.command()(graphs.slots)
+app.command()(graphs.plan)
 Name = Annotated[str, typer.Argument(metavar="CLUSTER", help="name of a deployed cluster")]
 
 

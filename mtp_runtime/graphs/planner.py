@@ -61,7 +61,7 @@ class Plan:
 def fits(requests: int, total_tokens: int, graph: Graph) -> bool:
     """Whether a step of `requests` requests, each of 1..width tokens and total_tokens together, has a plan in `graph`.
 
-    The tokens left over must fit into the free slots; they always reach for one a slot, as no request exceeds the width.
+    The tokens left over must fit into the free slots; they reach for one a slot, as no request exceeds the width.
     """
     free = graph.slots - requests
     return (

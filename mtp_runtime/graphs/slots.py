@@ -62,7 +62,7 @@ def slots_for(requests: int, k: int) -> Slots:
 
     K = 0 (MTP off) needs no slack. Raises SlotsError for requests < 1, K < 0, and K >= 15, where no slack is enough.
     """
-    _check(requests, k)
+    check_limits(requests, k)
     if k > MAX_SLACK_K:
         raise SlotsError(
             f"K = {k}: no number of slack slots is enough, {k + 1} tokens a slot of {MAX_SEGMENT} leave no room",
@@ -84,7 +84,7 @@ def graph_slots(requests: int, k: int, padding: str) -> list[int]:
     """
     if padding not in PADDINGS:
         raise SlotsError(f"padding {padding!r} is unknown", f"use one of {', '.join(PADDINGS)}")
-    _check(requests, k)
+    check_limits(requests, k)
     largest = slots_for(requests, k).slots if padding == SLACK else requests
     return [*_powers_below(requests), largest]
 
@@ -94,7 +94,7 @@ def draft_slots(requests: int) -> list[int]:
 
     Powers of two below `requests`, then `requests`. Raises SlotsError for requests < 1.
     """
-    _check(requests, 0)
+    check_limits(requests, 0)
     return [*_powers_below(requests), requests]
 
 
@@ -103,7 +103,8 @@ def _powers_below(requests: int) -> list[int]:
     return [1 << n for n in range((requests - 1).bit_length())]
 
 
-def _check(requests: int, k: int) -> None:
+def check_limits(requests: int, k: int) -> None:
+    """Raises SlotsError for requests < 1 and for K outside 0..15, which no padding can help."""
     if requests < 1:
         raise SlotsError(f"{requests} requests: a graph holds at least one", "use 1 request or more")
     if not 0 <= k <= MAX_K:
