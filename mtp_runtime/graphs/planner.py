@@ -98,7 +98,9 @@ def plan(tokens: Sequence[int], kv: Sequence[int], graph: Graph) -> Plan:
 def _well_formed(tokens: Sequence[int], kv: Sequence[int], width: int) -> bool:
     if len(tokens) != len(kv):
         return False
-    return not tokens or (min(tokens) >= 1 and max(tokens) <= width and not any(map(gt, tokens, kv)))
+    # At most `width` different ones: one pass over the requests instead of two.
+    sizes = set(tokens)
+    return not sizes or (min(sizes) >= 1 and max(sizes) <= width and not any(map(gt, tokens, kv)))
 
 
 def _spread(start: int, end: int, slots: int) -> list[int]:

@@ -152,7 +152,8 @@ def test_a_graph_is_chosen_by_slots_and_not_by_tokens() -> None:
     assert choose(8, 15, graphs) == Graph(18, 2)
 
 
-def test_of_two_graphs_with_equal_slots_the_narrower_is_chosen() -> None:
+def test_among_graphs_of_several_widths_slots_decide_and_then_the_width() -> None:
+    assert choose(2, 2, [Graph(5, 1), Graph(3, 2)]) == Graph(3, 2)
     assert choose(2, 2, [Graph(2, 2), Graph(2, 1), Graph(4, 1)]) == Graph(2, 1)
 
 
