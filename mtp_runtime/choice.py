@@ -11,6 +11,9 @@ METHODS: Final = ("tokenwise", "block")
 CHOICES: Final = ("auto", *METHODS)
 # How the drafter picks a token: its best one, or one drawn from its probabilities, which verification then sees.
 GREEDY, PROBABILISTIC = "greedy", "probabilistic"
+# How K + 1 tokens of a request are verified in one decode step (the three ways of the MTP article).
+TND, BATCH_EXPANSION, CHUNKED_PREFILL = "tnd", "batch_expansion", "chunked_prefill"
+ATTENTIONS: Final = (TND, BATCH_EXPANSION, CHUNKED_PREFILL)
 # With one draft a step there is no block: the two methods decide alike.
 MIN_BLOCK_K: Final = 2
 

@@ -46,6 +46,10 @@ PLUGIN_ATTENTION_DECODE_CALLS: Final = "mtp_runtime_attention_decode_calls_total
 # that step out of vLLM's draft statistics and counts it here.
 PLUGIN_PLACEHOLDER_STEPS: Final = "mtp_runtime_verify_placeholder_steps_total"
 PLUGIN_PLACEHOLDER_TOKENS: Final = "mtp_runtime_verify_placeholder_tokens_total"
+# With graph_mode full or piecewise; all three stay 0 with eager.
+PLUGIN_GRAPH_REPLAYS: Final = "mtp_runtime_graph_replays_total"  # steps of the target in a static graph
+PLUGIN_GRAPH_DRAFT_REPLAYS: Final = "mtp_runtime_graph_draft_replays_total"  # passes of the drafter in one
+PLUGIN_GRAPH_EAGER_STEPS: Final = "mtp_runtime_graph_eager_steps_total"  # decode steps and passes that fit no graph
 
 # --- vllm-router ----------------------------------------------------------------------------------------------------
 ROUTER_REQUESTS: Final = "vllm_router_requests_total"

@@ -1,12 +1,12 @@
-"""MLA decode of K + 1 tokens a request on vLLM's CPU backend, by batch expansion.
+"""MLA decode of K + 1 tokens a request on vLLM's CPU backend, in the way that `mtp.attention` names.
 
-vLLM's own CPU backend takes one token a request as decode and everything longer as a prefill with a gather of the
-context.
+tnd: one call over ragged segments. batch_expansion: vLLM's kernel, given one row a token. chunked_prefill: vLLM's own
+backend, which takes one token a request as decode and everything longer as a prefill with a gather of the context.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -16,22 +16,38 @@ from vllm.model_executor.layers.attention.mla_attention import (
     MLACommonMetadataBuilder,
     QueryLenSupport,
 )
+from vllm.v1.attention.backend import AttentionCGSupport
 from vllm.v1.attention.backends.mla.cpu_mla import CPUMLABackend, CPUMLAImpl
 
 from mtp_runtime.adapters.vllm_cpu.counters import Count
 from mtp_runtime.adapters.vllm_cpu.settings import InjectedFault, settings
 from mtp_runtime.adapters.vllm_cpu.steps import Step
+from mtp_runtime.attention import native
 from mtp_runtime.attention.batch_expansion import expand_rows
+from mtp_runtime.choice import BATCH_EXPANSION, CHUNKED_PREFILL, TND
 from mtp_runtime.metrics import names
+
+OPERATORS = {TND: "mtp_runtime.fused_infer_attention_score.default", BATCH_EXPANSION: "_C.mla_decode_kvcache.default"}
+"""Way -> the operator that a recorded step calls once a layer."""
+
+
+class KvWritten(Exception):
+    """A layer's KV is written and nothing else was asked for."""
 
 
 @dataclass
-class RowsDecodeMetadata(MLACommonDecodeMetadata):
-    """Decode metadata with one row a token: block_table [T, P], seq_lens [T], both int32.
+class SegmentsMetadata(MLACommonDecodeMetadata):
+    """Decode metadata of requests with one or more tokens each.
 
-    holds_drafts: the rows are those of a target step and hold every token of the requests with drafts.
+    block_table [B, P], seq_lens [B] int32 (one row a token instead, [T, P] and [T], for batch expansion).
+    request_table: block_table before it was expanded. actual_seq_lengths, actual_seq_lengths_kv: prefix sums of the
+    requests' tokens, and their KV lengths.
+    holds_drafts: these are all tokens of a target step's requests with drafts.
     """
 
+    request_table: torch.Tensor | None = None
+    actual_seq_lengths: list[int] = field(default_factory=list)
+    actual_seq_lengths_kv: list[int] = field(default_factory=list)
     holds_drafts: bool = False
     counted: bool = False
 
@@ -45,20 +61,21 @@ class MtpMLABackend(CPUMLABackend):
         return MtpMLAImpl
 
     @staticmethod
-    def get_builder_cls() -> type[MtpMLABuilder]:
+    def get_builder_cls() -> type[MLACommonMetadataBuilder[MLACommonMetadata]]:
         """The metadata builder class."""
-        return MtpMLABuilder
+        return OneTokenBuilder if settings().attention == CHUNKED_PREFILL else SegmentsBuilder
 
 
-class MtpMLABuilder(MLACommonMetadataBuilder[MLACommonMetadata]):
-    """Makes requests with up to K + 1 tokens decode requests and expands them to rows, once a step for all layers."""
+class SegmentsBuilder(MLACommonMetadataBuilder[MLACommonMetadata]):
+    """Makes requests with up to K + 1 tokens decode requests, once a step for all layers."""
 
-    # Rows do not mind ragged lengths, so a batch in which one request has fewer drafts stays a decode batch.
+    # Segments do not mind ragged lengths, so a batch in which one request has fewer drafts stays a decode batch.
     query_len_support: ClassVar[QueryLenSupport] = QueryLenSupport.VARLEN
+    _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.UNIFORM_BATCH
     _drafting = False
 
     def build_for_drafting(self, *args: Any, **kwargs: Any) -> MLACommonMetadata:
-        """Metadata for the drafter's layer: the same rows, not counted as a target step."""
+        """Metadata for the drafter's layer: the same, not counted as a target step."""
         self._drafting = True
         try:
             return super().build_for_drafting(*args, **kwargs)
@@ -75,26 +92,66 @@ class MtpMLABuilder(MLACommonMetadataBuilder[MLACommonMetadata]):
         num_decode_tokens: int,
         max_query_len: int,
         dcp_tot_seq_lens_device: torch.Tensor | None,
-    ) -> RowsDecodeMetadata:
-        if max_query_len <= 1:
-            table, lengths = block_table_tensor.int().contiguous(), seq_lens_device.int()
-        else:
-            table, lengths = expand_rows(block_table_tensor, seq_lens_device, query_start_loc_cpu)
-        holds = not self._drafting and 0 < Step.draft_rows <= num_decode_tokens
-        return RowsDecodeMetadata(table, lengths, dcp_tot_seq_lens_device, holds_drafts=holds)
+    ) -> SegmentsMetadata:
+        starts = query_start_loc_cpu.tolist()
+        # vLLM pads a batch for a static graph with requests of no tokens; ours pads in the graph's own buffers.
+        requests = len(starts) - 1
+        while requests and starts[requests] == starts[requests - 1]:
+            requests -= 1
+        table, lengths = block_table_tensor[:requests].int(), seq_lens_device[:requests].int()
+        segments = SegmentsMetadata(
+            table,
+            lengths,
+            dcp_tot_seq_lens_device,
+            request_table=table,
+            actual_seq_lengths=starts[1 : requests + 1],
+            actual_seq_lengths_kv=lengths.tolist(),
+            holds_drafts=not self._drafting and 0 < Step.draft_rows <= num_decode_tokens,
+        )
+        if settings().attention == BATCH_EXPANSION and max_query_len > 1:
+            expand(segments, query_start_loc_cpu[: requests + 1])
+        return segments
+
+
+class OneTokenBuilder(MLACommonMetadataBuilder[MLACommonMetadata]):
+    """vLLM's own: a request with more than one token is a prefill."""
+
+    def build_for_drafting(self, *args: Any, **kwargs: Any) -> MLACommonMetadata:
+        """As vLLM does."""
+        return super().build_for_drafting(*args, **kwargs)
+
+    def _build_decode(
+        self,
+        block_table_tensor: torch.Tensor,
+        seq_lens_device: torch.Tensor,
+        *args: Any,
+        dcp_tot_seq_lens_device: torch.Tensor | None = None,
+        **kwargs: Any,
+    ) -> SegmentsMetadata:
+        return SegmentsMetadata(block_table_tensor.int(), seq_lens_device.int(), dcp_tot_seq_lens_device)
+
+
+def expand(segments: SegmentsMetadata, query_start_loc: torch.Tensor) -> None:
+    """Replace table and lengths by one row a token. query_start_loc: [B + 1]."""
+    segments.block_table, segments.seq_lens = expand_rows(segments.block_table, segments.seq_lens, query_start_loc)
 
 
 class MtpMLAImpl(CPUMLAImpl):
-    """Decode through vLLM's kernel, which takes our rows as if each were a request."""
+    """Decode and KV write of one layer."""
+
+    stop_after_write = False
+    """Raise KvWritten once a layer's KV is written: how the drafter keeps its KV up to date without drafting."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        native.load()
+        self._way = settings().attention
         self._fault = settings().fault == "attention"
         self._calls = Count(names.PLUGIN_ATTENTION_DECODE_CALLS)
         self._steps = Count(names.PLUGIN_ATTENTION_DRAFT_STEPS)
 
     def forward_mqa(self, q: Any, kv_c_and_k_pe_cache: torch.Tensor, attn_metadata: Any, layer: Any) -> Any:
-        """Decode [T, heads, 576] queries. Returns ([T, heads, 512], None)."""
+        """Decode queries [T, heads, 512 and 64]. Returns ([T, heads, 512], None)."""
         if self._fault:
             raise InjectedFault("attention")
         decode = attn_metadata.decode
@@ -103,4 +160,37 @@ class MtpMLAImpl(CPUMLAImpl):
             if not decode.counted:
                 decode.counted = True
                 self._steps.add()
-        return super().forward_mqa(q, kv_c_and_k_pe_cache, attn_metadata, layer)
+        if self._way != TND:
+            return super().forward_mqa(q, kv_c_and_k_pe_cache, attn_metadata, layer)
+        nope, rope = q if isinstance(q, tuple) else q.split([self.kv_lora_rank, self.qk_rope_head_dim], dim=-1)
+        latents = kv_c_and_k_pe_cache[..., : self.kv_lora_rank]
+        attended = torch.ops.mtp_runtime.fused_infer_attention_score(
+            nope,
+            latents,
+            latents,
+            query_rope=rope,
+            key_rope=kv_c_and_k_pe_cache[..., self.kv_lora_rank :],
+            actual_seq_lengths=decode.actual_seq_lengths,
+            actual_seq_lengths_kv=decode.actual_seq_lengths_kv,
+            block_table=decode.block_table,
+            num_heads=self.num_heads,
+            scale=self.scale,
+            block_size=kv_c_and_k_pe_cache.shape[1],
+        )
+        return attended, None
+
+    def do_kv_cache_update(
+        self,
+        kv_c_normed: torch.Tensor,
+        k_pe: torch.Tensor,
+        kv_cache: torch.Tensor,
+        slot_mapping: torch.Tensor,
+        kv_cache_dtype: str,
+        k_scale: torch.Tensor,
+    ) -> None:
+        """Write [T, 512] and [T, 1, 64] to their slots, -1 to none. vLLM's own looks at values, which no graph can."""
+        if kv_cache.numel():
+            tokens = slot_mapping.shape[0]
+            torch.ops.mtp_runtime.write_latent_kv(kv_c_normed[:tokens], k_pe[:tokens], kv_cache, slot_mapping.long())
+        if MtpMLAImpl.stop_after_write:
+            raise KvWritten

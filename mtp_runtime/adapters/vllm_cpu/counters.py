@@ -35,6 +35,9 @@ DESCRIPTIONS = {
     names.PLUGIN_PLACEHOLDER_TOKENS: "Placeholder drafts (-1).",
     names.PLUGIN_ATTENTION_DECODE_CALLS: "Calls of our decode attention in engine steps with drafts, one a layer.",
     names.PLUGIN_ATTENTION_DRAFT_STEPS: "Engine steps with drafts that went through our decode attention.",
+    names.PLUGIN_GRAPH_REPLAYS: "Steps of the target that replayed a static graph.",
+    names.PLUGIN_GRAPH_DRAFT_REPLAYS: "Passes of the drafter that replayed a static graph.",
+    names.PLUGIN_GRAPH_EAGER_STEPS: "Decode steps and drafter passes that fit no static graph and ran eagerly.",
     names.PLUGIN_ENGINE_DRAFT_STEPS: "Engine steps for which the scheduler scheduled a draft.",
 }
 """Every counter, in the order of its slot in the file."""

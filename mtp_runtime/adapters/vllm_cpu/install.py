@@ -29,7 +29,6 @@ def install() -> None:
     _replace_attention()
     _replace_sampler()
     _replace_drafting()
-    _replace_statistics()
     _allow_min_p_and_bias()
 
 
@@ -67,14 +66,6 @@ def _replace_drafting() -> None:
     from mtp_runtime.adapters.vllm_cpu.randomness import sample_drafts
 
     llm_base_proposer.compute_probs_and_sample_next_token = sample_drafts
-
-
-def _replace_statistics() -> None:
-    from vllm.v1.core.sched.scheduler import Scheduler
-
-    from mtp_runtime.adapters.vllm_cpu.scheduling import leave_out_placeholders
-
-    leave_out_placeholders(Scheduler)
 
 
 def _allow_min_p_and_bias() -> None:

@@ -6,29 +6,45 @@ import os
 from dataclasses import dataclass
 from functools import cache
 
-from mtp_runtime.choice import CHOICES
+from mtp_runtime.choice import ATTENTIONS, CHOICES
+from mtp_runtime.graphs.slots import PADDINGS
 
 FAULTS = ("verify", "attention")
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """verification: auto | tokenwise | block; fault: which part raises on purpose (verify, attention), or ''."""
+    """verification: auto | tokenwise | block; attention: tnd | batch_expansion | chunked_prefill; padding: placeholder
+    | slack; fault: which part raises on purpose (verify, attention), or ''.
+    """
 
     verification: str
+    attention: str
+    padding: str
     fault: str
 
 
 @cache
 def settings() -> Settings:
-    """Read MTP_VERIFICATION (default auto) and MTP_RUNTIME_FAULT once. Raises ValueError for an unknown value."""
-    verification = os.environ.get("MTP_VERIFICATION") or "auto"
-    if verification not in CHOICES:
-        raise ValueError(f"MTP_VERIFICATION={verification!r}: use one of {', '.join(CHOICES)}")
+    """Read MTP_VERIFICATION (default auto), MTP_ATTENTION (tnd), MTP_PADDING (placeholder) and MTP_RUNTIME_FAULT, once.
+
+    Raises ValueError for an unknown value.
+    """
     fault = os.environ.get("MTP_RUNTIME_FAULT", "")
-    if fault and fault not in FAULTS:
-        raise ValueError(f"MTP_RUNTIME_FAULT={fault!r}: use one of {', '.join(FAULTS)} or leave it unset")
-    return Settings(verification, fault)
+    return Settings(
+        _one_of("MTP_VERIFICATION", CHOICES, "auto"),
+        _one_of("MTP_ATTENTION", ATTENTIONS, ATTENTIONS[0]),
+        # What vLLM 0.32 does of itself.
+        _one_of("MTP_PADDING", PADDINGS, "placeholder"),
+        _one_of("MTP_RUNTIME_FAULT", FAULTS, fault) if fault else "",
+    )
+
+
+def _one_of(name: str, known: tuple[str, ...], default: str) -> str:
+    value = os.environ.get(name) or default
+    if value not in known:
+        raise ValueError(f"{name}={value!r}: use one of {', '.join(known)}" + (" or leave it unset" * (known is FAULTS)))
+    return value
 
 
 class InjectedFault(RuntimeError):

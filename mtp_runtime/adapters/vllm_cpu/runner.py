@@ -1,0 +1,79 @@
+"""vLLM's CPU model runner and worker with static graphs and our drafter."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+import torch
+from vllm.config import CUDAGraphMode, VllmConfig
+from vllm.v1.spec_decode.eagle import EagleProposer
+from vllm.v1.worker import cpu_worker
+from vllm.v1.worker.cpu_model_runner import CPUModelRunner
+from vllm.v1.worker.cpu_worker import CPUWorker
+
+from mtp_runtime.adapters.vllm_cpu.graphs import SlotDispatcher, TargetGraphs
+from mtp_runtime.adapters.vllm_cpu.proposer import MtpProposer
+from mtp_runtime.graphs.slots import draft_slots
+
+log = logging.getLogger("vllm.mtp_runtime")
+
+
+class MtpModelRunner(CPUModelRunner):  # type: ignore[misc]
+    """Runs decode steps in static graphs where the configuration asks for them."""
+
+    def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
+        super().__init__(vllm_config, device)
+        self.cudagraph_dispatcher = SlotDispatcher(vllm_config)
+        if isinstance(getattr(self, "drafter", None), EagleProposer):
+            self.drafter = MtpProposer(vllm_config, device, self)
+
+    def load_model(self, load_dummy_weights: bool = False) -> None:
+        """As vLLM; the model gets its graphs around it."""
+        super().load_model(load_dummy_weights)
+        if self.compilation_config.cudagraph_mode != CUDAGraphMode.NONE:
+            self.model = TargetGraphs(self.model, self.vllm_config)
+
+    def get_model(self) -> torch.nn.Module:
+        """The model itself, without graphs around it."""
+        return self.model.unwrap() if isinstance(self.model, TargetGraphs) else self.model
+
+    def capture_graphs(self) -> None:
+        """Record every graph, once, after the KV cache is there."""
+        mode = self.cudagraph_dispatcher.cudagraph_mode
+        if mode == CUDAGraphMode.NONE:
+            return
+        begin = time.perf_counter()
+        graphs = self.cudagraph_dispatcher.graphs()
+        sizes = sorted(self.compilation_config.cudagraph_capture_sizes or [])
+        pieces = sizes if mode.mixed_mode() == CUDAGraphMode.PIECEWISE else []
+        drafter = getattr(self, "drafter", None)
+        self.model.capture(graphs, pieces)
+        if isinstance(drafter, MtpProposer):
+            depths = draft_slots(self.max_num_reqs)
+            drafter.capture(graphs, depths, sorted({*pieces, *(depths if pieces else ())}))
+        shapes = ", ".join(f"{graph.slots} x {graph.width}" for graph in graphs) or ", ".join(map(str, pieces))
+        log.info("static graphs (%s): %s, recorded in %.1f s", mode.name, shapes, time.perf_counter() - begin)
+
+    def _determine_batch_execution_and_padding(
+        self, num_tokens: int, num_reqs: int, num_scheduled_tokens_np: Any, max_num_scheduled_tokens: int, **kwargs: Any
+    ) -> Any:
+        self.cudagraph_dispatcher.entering(num_reqs, num_tokens, max_num_scheduled_tokens)
+        return super()._determine_batch_execution_and_padding(
+            num_tokens, num_reqs, num_scheduled_tokens_np, max_num_scheduled_tokens, **kwargs
+        )
+
+
+class MtpWorker(CPUWorker):  # type: ignore[misc]
+    """vLLM's CPU worker with our runner."""
+
+    def compile_or_warm_up_model(self) -> Any:
+        """As vLLM, then the graphs."""
+        times = super().compile_or_warm_up_model()
+        self.model_runner.capture_graphs()
+        return times
+
+
+# The worker makes the runner that its module names.
+cpu_worker.CPUModelRunner = MtpModelRunner

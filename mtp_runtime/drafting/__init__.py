@@ -1,0 +1,1 @@
+"""Drafting with the model's own MTP layer, without an engine."""
