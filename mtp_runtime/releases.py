@@ -6,7 +6,7 @@ pair. Adding a release line means adding one value here.
 
 from dataclasses import dataclass, field
 
-from mtp_runtime.choice import GREEDY, PROBABILISTIC
+from mtp_runtime.choice import ATTENTIONS, GREEDY, PROBABILISTIC, TND
 
 MTP_METHODS = ("mtp", "deepseek_mtp")
 DRAFT_MODEL_METHODS = ("eagle", "eagle3")
@@ -27,6 +27,9 @@ class Release:
     chunked_prefill: False means one step must take a whole prompt.
     clamps_drafts: the scheduler gives no placeholder drafts past max_model_len.
     draft_sampling: how its drafter can pick tokens; `probabilistic` is --speculative-config's draft_sample_method.
+    attention: the ways to verify K + 1 tokens that run on it.
+    dispatch_by_slots: a step gets its graph by the slots it needs, so several sizes are safe with slack slots; by
+    tokens, a batch of requests without drafts could get a graph with too few slots.
     env: extra environment that this line needs on every rank.
     """
 
@@ -38,6 +41,8 @@ class Release:
     chunked_prefill: bool = True
     clamps_drafts: bool = True
     draft_sampling: tuple[str, ...] = (GREEDY,)
+    attention: tuple[str, ...] = (TND,)
+    dispatch_by_slots: bool = False
     max_dp: int = 0
     max_tp: int = 0
     env: dict[str, str] = field(default_factory=dict)
@@ -52,6 +57,8 @@ RELEASES: tuple[Release, ...] = (
         block_size=16,  # the CPU MLA decode kernel takes nothing else
         chunked_prefill=False,
         draft_sampling=(GREEDY, PROBABILISTIC),
+        attention=ATTENTIONS,
+        dispatch_by_slots=True,
         max_dp=1,  # all_gatherv is missing from the CPU communicator: DP 2 dies at the first request
         max_tp=1,
     ),

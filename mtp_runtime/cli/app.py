@@ -34,12 +34,22 @@ def fail(problems: list[Problem], as_json: bool = False) -> typer.Exit:
     if as_json:
         print(json.dumps({"ok": False, "problems": [p.as_dict() for p in problems]}, indent=2))
     for problem in problems:
-        place = f"{problem.file}:{problem.line}" if problem.line else problem.file
-        err.print(Text(f"{problem.rule}  {place}: {problem.key}: {problem.message}", style="red"), soft_wrap=True)
-        err.print(Text(f"     remedy: {problem.remedy}."), soft_wrap=True)
+        _print_problem(problem, "red")
     count = len(problems)
     err.print(Text(f"{count} problem{'s' if count != 1 else ''}; nothing was changed."))
     return typer.Exit(BAD_INPUT)
+
+
+def warn(warnings: list[Problem]) -> None:
+    """Prints warnings to stderr; they stop nothing."""
+    for warning in warnings:
+        _print_problem(warning, "yellow", "warning: ")
+
+
+def _print_problem(problem: Problem, style: str, kind: str = "") -> None:
+    place = f"{problem.file}:{problem.line}" if problem.line else problem.file
+    err.print(Text(f"{problem.rule}  {kind}{place}: {problem.key}: {problem.message}", style=style), soft_wrap=True)
+    err.print(Text(f"     remedy: {problem.remedy}."), soft_wrap=True)
 
 
 def _print_json(value: Any) -> None:
@@ -50,12 +60,14 @@ def _print_json(value: Any) -> None:
 def check(cluster: Name, as_json: AsJson = False, inventories: Inventories = None, k: WithK = None) -> None:
     """Is the inventory right? Touches nothing."""
     try:
-        plan = render_plan(edit.load_with_k(cluster, k, inventories))
+        found = edit.check_with_k(cluster, k, inventories)
     except ConfigError as error:
         raise fail(error.problems, as_json) from None
+    warn(found.warnings)
     if as_json:
-        _print_json({"ok": True, "problems": []})
+        _print_json({"ok": True, "problems": [], "warnings": [w.as_dict() for w in found.warnings]})
         return
+    plan = render_plan(found.cluster)
     checked = sum(1 for rule in rules.RULES if rule.where in ("files", "check"))
     mtp = plan["mtp"]
     state = f"on, K = {mtp['k']}, {mtp['method']}" if mtp["enabled"] else "off"
@@ -68,7 +80,7 @@ def check(cluster: Name, as_json: AsJson = False, inventories: Inventories = Non
 def render(cluster: Name, as_json: AsJson = False, inventories: Inventories = None, k: WithK = None) -> None:
     """Shows what would be started: command lines, environment, targets. Touches nothing."""
     try:
-        plan = render_plan(edit.load_with_k(cluster, k, inventories))
+        plan = render_plan(edit.check_with_k(cluster, k, inventories).cluster)
     except ConfigError as error:
         raise fail(error.problems, as_json) from None
     if as_json:
@@ -83,6 +95,10 @@ def render(cluster: Name, as_json: AsJson = False, inventories: Inventories = No
     out.print(table)
     chosen = plan["verification"]
     out.print(Text(f"verification: {chosen['method'] or 'none'} ({chosen['why']})"), soft_wrap=True)
+    padding, graphs = plan["padding"], plan["graphs"]
+    out.print(Text(f"padding: {padding['method'] or 'none'} ({padding['why']})"), soft_wrap=True)
+    sizes = ", ".join(map(str, graphs["capture_sizes"]))
+    out.print(Text(f"graphs: {graphs['mode'] or 'left to the engine'}{f', sizes {sizes} tokens' if sizes else ''}"))
 
 
 @app.command("set-k")
@@ -96,7 +112,7 @@ def set_k(
         found, changed = edit.set_k(cluster, k, inventories)
     except ConfigError as error:
         raise fail(error.problems) from None
-    state = f"on, K = {found.mtp.num_speculative_tokens}" if found.mtp.enabled else "off"
+    state = f"on, K = {found.mtp.k}" if found.mtp.enabled else "off"
     out.print(f"{cluster}: MTP {state} ({'mtp.yml changed' if changed else 'unchanged'})", highlight=False)
 
 
@@ -110,7 +126,7 @@ def weights_command(
 ) -> None:
     """Compares the weights with their manifest and with model.yml. Touches nothing."""
     try:
-        found = edit.load_with_k(cluster, k, inventories)
+        found = edit.check_with_k(cluster, k, inventories).cluster
     except ConfigError as error:
         raise fail(error.problems, as_json) from None
     problems = weights.check_weights(found, root or api.repository())

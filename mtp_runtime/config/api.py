@@ -1,13 +1,23 @@
 """What the command line and the tests call: find, check, render."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from .load import load
+from .model_config import mtp_layers
 from .problems import ConfigError, Problem
 from .render import render
-from .rules import check_cluster
+from .rules import check_cluster, check_warnings
 from .schema import Cluster
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A cluster that broke no rule, its K looked up; warnings: what is allowed but deserves a look."""
+
+    cluster: Cluster
+    warnings: list[Problem]
 
 
 def repository() -> Path:
@@ -20,13 +30,24 @@ def inventories() -> Path:
     return repository() / "ansible" / "inventories"
 
 
-def load_checked(name: str, root: Path | None = None, overrides: dict[str, str] | None = None) -> Cluster:
-    """A cluster that broke no rule. Errors: ConfigError with every problem."""
-    cluster, places = load((root or inventories()) / name, overrides)
+def check(name: str, root: Path | None = None, overrides: dict[str, str] | None = None) -> Checked:
+    """A cluster's files, read and checked. Errors: ConfigError with every problem.
+
+    root: the folder of inventories; overrides: section -> text to take instead of its file. The weights' config.json is
+    looked at where it can be read.
+    """
+    written, places = load((root or inventories()) / name, overrides)
+    layers = mtp_layers(repository() / written.model.path)
+    cluster = written.with_k_of(layers)
     problems: list[Problem] = check_cluster(cluster, places)
     if problems:
         raise ConfigError(problems)
-    return cluster
+    return Checked(cluster, check_warnings(cluster, layers, places))
+
+
+def load_checked(name: str, root: Path | None = None, overrides: dict[str, str] | None = None) -> Cluster:
+    """A cluster that broke no rule. Errors: ConfigError with every problem."""
+    return check(name, root, overrides).cluster
 
 
 def plan(name: str, root: Path | None = None) -> dict[str, Any]:

@@ -4,15 +4,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from mtp_runtime import releases
+from mtp_runtime.graphs.slots import MAX_SEGMENT
 
+from .graph_plan import graph_mode
 from .placement import Rank, hosts_per_group, ranks_per_host
 from .problems import KeyPath
 from .schema import GROUPS, ROLES, Cluster, Role
 from .sizes import block_bytes, kv_cache_bytes, request_blocks
 
-TND_MAX_QUERY = 16
-FULL_GRAPHS = ("FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE")
 K_KEY: KeyPath = ("mtp", "num_speculative_tokens")
+# From this K on the warning about drafts of a reused layer is the strong one.
+DEEP_K = 3
 
 
 @dataclass(frozen=True)
@@ -36,53 +38,52 @@ def decoding_roles(cluster: Cluster) -> list[Role]:
     return [role for role in cluster.active_roles() if role != "prefill"]
 
 
-def uses_full_graph(cluster: Cluster, role: Role) -> bool:
-    """A whole step is one graph."""
-    serving = cluster.role_serving(role)
-    mode = serving.compilation_config.cudagraph_mode if serving.compilation_config else None
-    return mode in FULL_GRAPHS and not serving.enforce_eager
-
-
 def k_when_on(cluster: Cluster, ranks: list[Rank]) -> Iterator[Finding]:
     """R02: MTP on with nothing to draft."""
-    if cluster.mtp.enabled and cluster.mtp.num_speculative_tokens < 1:
+    if cluster.mtp.enabled and cluster.mtp.num_speculative_tokens == 0:
         yield Finding(K_KEY, "MTP is on but K is 0: decode would draft nothing while prefill drafts.")
 
 
 def tnd_limit(cluster: Cluster, ranks: list[Rank]) -> Iterator[Finding]:
     """R03. A value written for later, with MTP off, must hold too: switching on must not need a second edit."""
-    k = cluster.mtp.num_speculative_tokens
-    if k + 1 > TND_MAX_QUERY:
-        yield Finding(K_KEY, f"K = {k} gives {k + 1} query tokens a request; at most {TND_MAX_QUERY} fit.")
+    k = cluster.mtp.k
+    if k + 1 > MAX_SEGMENT:
+        yield Finding(K_KEY, f"K = {k} gives {k + 1} query tokens a request; at most {MAX_SEGMENT} fit.")
 
 
-def capture_sizes(cluster: Cluster, ranks: list[Rank]) -> Iterator[Finding]:
-    """R04."""
-    for role in cluster.active_roles():
-        serving, step = cluster.role_serving(role), cluster.draft_tokens(role) + 1
-        config = serving.compilation_config
-        if config is None or not config.cudagraph_capture_sizes or not uses_full_graph(cluster, role):
-            continue
-        key = serving_key(cluster, role, "compilation_config", "cudagraph_capture_sizes")
-        for size in config.cudagraph_capture_sizes:
-            if size % step:
-                yield Finding(key, f"capture size {size} of {role} is no multiple of K + 1 = {step}.")
-            elif serving.max_num_seqs and size > serving.max_num_seqs * step:
-                most = serving.max_num_seqs * step
-                yield Finding(key, f"capture size {size} of {role} is above {most} = slots x (K + 1).")
-            if config.max_cudagraph_capture_size and size > config.max_cudagraph_capture_size:
-                most = config.max_cudagraph_capture_size
-                yield Finding(key, f"capture size {size} of {role} is above the maximum {most}; it would be dropped.")
+def k_known(cluster: Cluster, ranks: list[Rank]) -> Iterator[Finding]:
+    """R44. K was looked up in the weights before the rules are asked."""
+    if cluster.mtp.enabled and cluster.mtp.num_speculative_tokens is None:
+        where = f"{cluster.model.path}/config.json"
+        yield Finding(K_KEY, f"num_speculative_tokens is not written, and {where} names no num_nextn_predict_layers.")
 
 
-def batched_tokens(cluster: Cluster, ranks: list[Rank]) -> Iterator[Finding]:
-    """R06."""
-    for role in decoding_roles(cluster):
-        serving, step = cluster.role_serving(role), cluster.draft_tokens(role) + 1
-        slots, tokens = serving.max_num_seqs, serving.max_num_batched_tokens
-        if slots and tokens and tokens < slots * step:
-            key = serving_key(cluster, role, "max_num_batched_tokens")
-            yield Finding(key, f"max_num_batched_tokens {tokens} of {role} is below {slots} slots x {step} tokens.")
+def layer_reused(cluster: Cluster, mtp_layers: int | None) -> Iterator[Finding]:
+    """W01."""
+    if _reuses(cluster, mtp_layers) and cluster.mtp.k < DEEP_K:
+        yield Finding(K_KEY, _reuse(cluster.mtp.k, mtp_layers))
+
+
+def layer_reused_deep(cluster: Cluster, mtp_layers: int | None) -> Iterator[Finding]:
+    """W02."""
+    if _reuses(cluster, mtp_layers) and cluster.mtp.k >= DEEP_K:
+        measured = "Do not keep it unmeasured: K = 3 pays on the model of this repository, which was trained at three "
+        measured += "depths (docs/model.md, docs/measurements.md); weights trained at one depth lose more at each."
+        yield Finding(K_KEY, f"{_reuse(cluster.mtp.k, mtp_layers)} {measured}")
+
+
+def _reuses(cluster: Cluster, mtp_layers: int | None) -> bool:
+    """The weights are known to have fewer MTP layers than K asks for depths."""
+    own = cluster.mtp.method in releases.MTP_METHODS
+    return cluster.mtp.enabled and own and mtp_layers is not None and 1 <= mtp_layers < cluster.mtp.k
+
+
+def _reuse(k: int, mtp_layers: int | None) -> str:
+    plural = "" if mtp_layers == 1 else "s"
+    return (
+        f"K = {k} with {mtp_layers} MTP layer{plural}: it drafts from its own output, and fewer drafts are accepted at "
+        "each depth, while each costs a drafter step and a token to verify."
+    )
 
 
 def rank_cover(cluster: Cluster, ranks: list[Rank]) -> Iterator[Finding]:
@@ -138,9 +139,10 @@ def finegrained_tp(cluster: Cluster, ranks: list[Rank]) -> Iterator[Finding]:
                 yield Finding(key, f"dp {topology.dp} of {role} is no multiple of {size}.")
         if config.oproj_tensor_parallel_size:
             key = (*base, "oproj_tensor_parallel_size")
-            if role != "decode" or topology.tp != 1 or serving.enforce_eager:
-                message = f"oproj_tensor_parallel_size needs decode, tp 1 and graphs; {role} has tp {topology.tp}, "
-                yield Finding(key, message + f"enforce_eager {bool(serving.enforce_eager)}.")
+            mode = graph_mode(cluster, role)
+            if role != "decode" or topology.tp != 1 or mode == "eager":
+                message = f"oproj_tensor_parallel_size needs decode, tp 1 and graphs; {role} has tp {topology.tp}"
+                yield Finding(key, message + (" and runs eager." if mode == "eager" else "."))
 
 
 def shared_expert_overlap(cluster: Cluster, ranks: list[Rank]) -> Iterator[Finding]:
@@ -152,16 +154,6 @@ def shared_expert_overlap(cluster: Cluster, ranks: list[Rank]) -> Iterator[Findi
         if topology.tp != 1 and not config.enable_shared_expert_dp:
             key = serving_key(cluster, role, "additional_config", "multistream_overlap_shared_expert")
             yield Finding(key, f"{role} has tp {topology.tp} and no enable_shared_expert_dp.")
-
-
-def padded_drafter(cluster: Cluster, ranks: list[Rank]) -> Iterator[Finding]:
-    """R17."""
-    if not (cluster.mtp.enabled and cluster.mtp.disable_padded_drafter_batch):
-        return
-    for role in cluster.active_roles():
-        if uses_full_graph(cluster, role):
-            key = ("mtp", "disable_padded_drafter_batch")
-            yield Finding(key, f"disable_padded_drafter_batch together with a full graph on {role}.")
 
 
 def method(cluster: Cluster, ranks: list[Rank]) -> Iterator[Finding]:
@@ -183,6 +175,15 @@ def draft_sampling(cluster: Cluster, ranks: list[Rank]) -> Iterator[Finding]:
     if known and wanted not in known.draft_sampling:
         message = f"draft_sampling {wanted} is not known to run on {known.engine} {known.version}; "
         yield Finding(("mtp", "draft_sampling"), message + f"valid: {', '.join(known.draft_sampling)}.")
+
+
+def attention(cluster: Cluster, ranks: list[Rank]) -> Iterator[Finding]:
+    """R41. Refused with MTP off too: switching on must not need a second edit."""
+    wanted = cluster.mtp.attention
+    known = releases.find(cluster.topology.engine, cluster.topology.release)
+    if known and wanted not in known.attention:
+        message = f"attention {wanted} does not run on {known.engine} {known.version}; "
+        yield Finding(("mtp", "attention"), message + f"valid: {', '.join(known.attention)}.")
 
 
 def model_len(cluster: Cluster, ranks: list[Rank]) -> Iterator[Finding]:

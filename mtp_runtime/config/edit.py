@@ -11,14 +11,14 @@ from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap
 from ruamel.yaml.error import YAMLError
 
-from .api import inventories, load_checked
+from .api import Checked, check, inventories, load_checked
 from .load import VARS_FOLDER, load
 from .schema import Cluster
 
 
-def load_with_k(name: str, k: int | None, root: Path | None = None) -> Cluster:
+def check_with_k(name: str, k: int | None, root: Path | None = None) -> Checked:
     """The cluster as it would be with another K, which is written nowhere; None: as it is. Errors: ConfigError."""
-    return load_checked(name, root, None if k is None else {"mtp": with_k(_text(name, root), k)})
+    return check(name, root, None if k is None else {"mtp": with_k(_text(name, root), k)})
 
 
 def set_k(name: str, k: int, root: Path | None = None) -> tuple[Cluster, bool]:

@@ -10,6 +10,7 @@ from typing import Any
 from mtp_runtime import releases
 from mtp_runtime.choice import PROBABILISTIC
 
+from .graph_plan import compilation_config, graph_mode, padding
 from .placement import Rank
 from .schema import Cluster, Serving
 from .sizes import kv_cache_bytes
@@ -127,8 +128,7 @@ def _config_flags(cluster: Cluster, rank: Rank, serving: Serving) -> list[str]:
     values: list[tuple[str, Any]] = [("--speculative-config", speculative_config(cluster, rank))]
     if serving.additional_config:
         values.append(("--additional-config", serving.additional_config.model_dump(exclude_none=True)))
-    if serving.compilation_config:
-        values.append(("--compilation-config", serving.compilation_config.model_dump(exclude_none=True)))
+    values.append(("--compilation-config", compilation_config(cluster, rank.role)))
     values.append(("--kv-transfer-config", kv_transfer_config(cluster, rank)))
     return [part for flag, value in values if value is not None for part in (flag, _json(value))]
 
@@ -144,9 +144,9 @@ def _size_flags(serving: Serving) -> list[str]:
     return flags
 
 
-def _switches(cluster: Cluster, serving: Serving) -> list[str]:
+def _switches(cluster: Cluster, rank: Rank, serving: Serving) -> list[str]:
     """Flags without a sizing meaning, in the order of the reference command line."""
-    flags = ["--enforce-eager"] if serving.enforce_eager else []
+    flags = ["--enforce-eager"] if graph_mode(cluster, rank.role) == "eager" else []
     flags += ["--trust-remote-code"] if cluster.model.trust_remote_code else []
     if serving.gpu_memory_utilization is not None:
         flags += ["--gpu-memory-utilization", str(serving.gpu_memory_utilization)]
@@ -162,14 +162,20 @@ def _cpu_argv(cluster: Cluster, rank: Rank) -> list[str]:
     argv = [ENGINE_PYTHON, "-m", "vllm.entrypoints.openai.api_server", "--model", weights_path(cluster)]
     argv += ["--host", rank.address, "--port", str(rank.port), "--seed", str(cluster.serving.seed)]
     argv += ["--served-model-name", model.name, "--dtype", model.dtype, "--max-model-len", str(model.max_model_len)]
-    argv += ["--attention-backend", CPU_ATTENTION, *_size_flags(serving), *_switches(cluster, serving)]
+    argv += ["--attention-backend", CPU_ATTENTION, *_size_flags(serving), *_switches(cluster, rank, serving)]
     kv_bytes = kv_cache_bytes(cluster, rank.role)
     argv += ["--kv-cache-memory-bytes", str(kv_bytes)] if kv_bytes is not None else []
     return argv + _config_flags(cluster, rank, serving)
 
 
 def _cpu_env(cluster: Cluster, rank: Rank) -> dict[str, str]:
-    env = {**CPU_ENV, "MTP_VERIFICATION": cluster.mtp.verification}
+    env = {**CPU_ENV, "MTP_VERIFICATION": cluster.mtp.verification, "MTP_ATTENTION": cluster.mtp.attention}
+    chosen = padding(cluster, rank.role).method
+    if chosen and rank.role != "prefill":
+        env["MTP_PADDING"] = chosen
+    if graph_mode(cluster, rank.role) == "piecewise":
+        # Graphs between the attention calls without torch.compile.
+        env["VLLM_USE_BREAKABLE_CUDAGRAPH"] = "1"
     if rank.role != "single" and cluster.topology.connector == "NixlConnector":
         env["UCX_TLS"] = "tcp,sm,self"
         env["VLLM_NIXL_SIDE_CHANNEL_HOST"] = rank.address
@@ -189,7 +195,7 @@ def _ascend_argv(cluster: Cluster, rank: Rank) -> list[str]:
     argv += ["--enable-expert-parallel"] if cluster.topology.expert_parallel else []
     argv += ["--seed", str(cluster.serving.seed), "--served-model-name", model.name]
     argv += ["--dtype", model.dtype] if model.dtype != "auto" else []
-    argv += ["--max-model-len", str(model.max_model_len), *_size_flags(serving), *_switches(cluster, serving)]
+    argv += ["--max-model-len", str(model.max_model_len), *_size_flags(serving), *_switches(cluster, rank, serving)]
     kv_bytes = kv_cache_bytes(cluster, rank.role)
     argv += ["--kv-cache-memory-bytes", str(kv_bytes)] if kv_bytes is not None else []
     return argv + _config_flags(cluster, rank, serving)

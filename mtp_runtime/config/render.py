@@ -5,7 +5,9 @@ from typing import Any
 from mtp_runtime.choice import PROBABILISTIC, choose_method
 from mtp_runtime.releases import ROUTER_CONNECTOR
 
+from .checks import decoding_roles
 from .engines import ENGINE_PYTHON, rank_command
+from .graph_plan import capture_sizes, full_slots, graph_mode, padding
 from .placement import Rank, place
 from .ports import Listener, listeners
 from .problems import dotted
@@ -16,10 +18,13 @@ def render(cluster: Cluster) -> dict[str, Any]:
     """The plan, ready for JSON. The cluster must have passed the rules.
 
     ranks: one entry an engine process (argv, env; paths with `{root}`, Python as `{engine_python}`); router; targets;
-    verification: method (null with MTP off) and why, on the ranks that decode.
+    verification, padding: method (null with MTP off) and why; graphs: mode (null: the engine chooses), slots of a full
+    step (null: unknown) and sizes in query tokens. These are of the ranks that decode.
     """
     ranks = place(cluster)
     mtp, model = cluster.mtp, cluster.model
+    # Rule R31: either decode or single.
+    (decoder,) = decoding_roles(cluster)
     return {
         "cluster": cluster.name,
         "engine": cluster.topology.engine,
@@ -27,12 +32,20 @@ def render(cluster: Cluster) -> dict[str, Any]:
         "model": {"name": model.name, "path": model.path, "manifest": model.manifest},
         "mtp": {
             "enabled": mtp.enabled,
-            "k": mtp.num_speculative_tokens if mtp.enabled else 0,
+            "k": mtp.k if mtp.enabled else 0,
             "method": mtp.method,
             "verification": mtp.verification,
             "draft_sampling": mtp.draft_sampling,
+            "attention": mtp.attention,
+            "padding": mtp.padding,
         },
         "verification": _verification(cluster),
+        "padding": padding(cluster, decoder)._asdict(),
+        "graphs": {
+            "mode": graph_mode(cluster, decoder),
+            "slots": full_slots(cluster, decoder),
+            "capture_sizes": capture_sizes(cluster, decoder),
+        },
         "ranks": [_rank(cluster, rank) for rank in ranks],
         "router": _router(cluster, ranks),
         "targets": _targets(cluster, ranks),
@@ -46,7 +59,7 @@ def _verification(cluster: Cluster) -> dict[str, str | None]:
     if not mtp.enabled:
         return {"method": None, "why": "MTP is off, there are no drafts"}
     has_draft_probs = mtp.draft_sampling == PROBABILISTIC
-    return choose_method(mtp.verification, has_draft_probs, mtp.num_speculative_tokens)._asdict()
+    return choose_method(mtp.verification, has_draft_probs, mtp.k)._asdict()
 
 
 def url(address: str, port: int) -> str:

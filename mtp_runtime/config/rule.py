@@ -8,7 +8,7 @@ from .checks import Finding
 from .placement import Rank
 from .schema import Cluster
 
-Where = Literal["files", "check", "weights", "host", "construction", "later"]
+Where = Literal["files", "check", "weights", "host", "construction", "later", "warning"]
 WHERE_TEXT = {
     "files": "while the files are read",
     "check": "`mtpctl check`",
@@ -16,12 +16,16 @@ WHERE_TEXT = {
     "host": "deployment, on the host",
     "construction": "cannot be broken: there is no key for it",
     "later": "not built yet",
+    "warning": "`mtpctl check`, as a warning",
 }
 
 
 @dataclass(frozen=True)
 class Rule:
-    """One rule. message says what must hold; check finds what breaks it in a cluster, check_plan in a rendered plan."""
+    """One rule. message says what must hold; check finds what breaks it in a cluster, check_plan in a rendered plan.
+
+    warn finds what is allowed but deserves a look; it also gets the MTP layers of the weights, None when unknown.
+    """
 
     id: str
     name: str
@@ -31,3 +35,4 @@ class Rule:
     where: Where = "check"
     check: Callable[[Cluster, list[Rank]], Iterable[Finding]] | None = None
     check_plan: Callable[[dict[str, Any]], Iterable[Finding]] | None = None
+    warn: Callable[[Cluster, int | None], Iterable[Finding]] | None = None

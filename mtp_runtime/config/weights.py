@@ -3,11 +3,11 @@
 import hashlib
 import json
 from pathlib import Path
-from typing import Any
 
 from mtp_runtime.releases import MTP_METHODS
 
 from .load import shown
+from .model_config import CONFIG_FILE, read_json
 from .problems import Problem
 from .rules import get
 from .schema import Cluster
@@ -53,10 +53,10 @@ def check_manifest(folder: Path, manifest: Path) -> list[Problem]:
 
 def _check_config(cluster: Cluster, folder: Path) -> list[Problem]:
     """H04, H05."""
-    file = folder / "config.json"
-    config = _read_json(file)
+    file = folder / CONFIG_FILE
+    config = read_json(file)
     if not isinstance(config, dict):
-        return [_problem("H02", file, "config.json", "the file is missing or is no JSON object.")]
+        return [_problem("H02", file, CONFIG_FILE, "the file is missing or is no JSON object.")]
     problems = []
     mtp_layers = config.get("num_nextn_predict_layers") or 0
     if cluster.mtp.enabled and cluster.mtp.method in MTP_METHODS and mtp_layers < 1:
@@ -73,23 +73,16 @@ def _check_quantization(cluster: Cluster, folder: Path) -> list[Problem]:
     if cluster.model.quantization != "ascend":
         return []
     file = folder / "quant_model_description.json"
-    description = _read_json(file)
+    description = read_json(file)
     if not isinstance(description, dict):
         return [_problem("R12", file, file.name, "the file is missing or is no JSON object.")]
-    config = _read_json(folder / "config.json")
+    config = read_json(folder / CONFIG_FILE)
     layers = cluster.model.num_hidden_layers or (config.get("num_hidden_layers") if isinstance(config, dict) else None)
     prefix = f"model.layers.{layers}."
     uses_layer = cluster.mtp.enabled and cluster.mtp.method in MTP_METHODS
     if uses_layer and not any(key.startswith(prefix) for key in description):
         return [_problem("R12", file, prefix + "*", "the MTP layer is not described, but MTP is on.")]
     return []
-
-
-def _read_json(file: Path) -> Any:
-    try:
-        return json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
 
 
 def _sha256(file: Path) -> str:

@@ -29,6 +29,15 @@ FINE = "serving.decode.additional_config.finegrained_tp_config"
 CAPTURE = "serving.decode.compilation_config.cudagraph_capture_sizes"
 CAPTURE_MAX = "serving.decode.compilation_config.max_cudagraph_capture_size"
 
+MAX_SEQS = "serving.decode.max_num_seqs"
+MODE = "serving.decode.graph_mode"
+EAGER = "serving.decode.enforce_eager"
+CUDAGRAPH = "serving.decode.compilation_config.cudagraph_mode"
+K = "mtp.num_speculative_tokens"
+RECOMPUTE_D = "serving.decode.additional_config.recompute_scheduler_enable"
+# a3 with slack slots instead of placeholders: 40 requests, K = 1, 3 slots of slack, 86 tokens.
+SLACK_A3 = {"mtp.padding": "slack", RECOMPUTE_D: False}
+
 CASES = (
     Case("C01", "local", "mtp.num_drafts", {"mtp.num_drafts": 2}),
     Case("C01", "local", "topology.decode.ports", {"topology.decode.ports": 8300}),
@@ -77,6 +86,29 @@ CASES = (
         {CAPTURE: [2, 40], CAPTURE_MAX: 38},
         {CAPTURE: [2, 40], CAPTURE_MAX: 40},
     ),
+    Case("R04", "a3", CAPTURE_MAX, {CAPTURE: [2, 80], CAPTURE_MAX: 82}, {CAPTURE: [2, 80], CAPTURE_MAX: 80}),
+    Case("R04", "a3", CAPTURE, {CAPTURE: [2, 7], MODE: None, CUDAGRAPH: "FULL"}, {CAPTURE: [2, 7], MODE: "piecewise"}),
+    Case("R04", "local", CAPTURE, {CAPTURE: [2, 7], MODE: "piecewise"}, {CAPTURE: [2, 6], MODE: "piecewise"}),
+    Case("R04", "local", CAPTURE, {CAPTURE: [2, 6], MODE: "full"}, {CAPTURE: [2, 8], MODE: "full"}),
+    Case(
+        "R04",
+        "local",
+        CAPTURE,
+        {CAPTURE: [2, 8], MODE: "full", "mtp.padding": "slack"},
+        {CAPTURE: [2, 10], MODE: "full", "mtp.padding": "slack"},
+    ),
+    Case("R04", "local", CAPTURE, {CAPTURE: [2, 10], MODE: "full"}, {CAPTURE: [2, 10]}),
+    Case("R05", "a3", CAPTURE, SLACK_A3, {**SLACK_A3, CAPTURE: [86]}),
+    Case("R05", "a3", CAPTURE, {**SLACK_A3, CAPTURE: [2, 86]}, {**SLACK_A3, MODE: "piecewise"}),
+    Case("R05", "a3", CAPTURE, {**SLACK_A3, CAPTURE: [80]}, {CAPTURE: [2, 80]}),
+    Case("R05", "a3", MAX_SEQS, {**SLACK_A3, MAX_SEQS: None, CAPTURE: [86]}, {MAX_SEQS: None}),
+    Case(
+        "R06",
+        "a3",
+        "serving.decode.max_num_batched_tokens",
+        {**SLACK_A3, CAPTURE: [86], "serving.decode.max_num_batched_tokens": 85},
+        {**SLACK_A3, CAPTURE: [86], "serving.decode.max_num_batched_tokens": 86},
+    ),
     Case(
         "R06",
         "a3",
@@ -120,7 +152,7 @@ CASES = (
         "R10",
         "a3",
         f"{FINE}.oproj_tensor_parallel_size",
-        {f"{FINE}.oproj_tensor_parallel_size": 4, "serving.decode.enforce_eager": True},
+        {f"{FINE}.oproj_tensor_parallel_size": 4, MODE: "eager"},
         {f"{FINE}.oproj_tensor_parallel_size": 4},
     ),
     Case(
@@ -135,8 +167,16 @@ CASES = (
         "a3",
         "mtp.disable_padded_drafter_batch",
         {"mtp.disable_padded_drafter_batch": True},
-        {"mtp.disable_padded_drafter_batch": True, "serving.decode.compilation_config.cudagraph_mode": "PIECEWISE"},
+        {"mtp.disable_padded_drafter_batch": True, MODE: "piecewise"},
     ),
+    Case(
+        "R17",
+        "a3",
+        "mtp.disable_padded_drafter_batch",
+        {"mtp.disable_padded_drafter_batch": True, MODE: None, CUDAGRAPH: "FULL"},
+        {"mtp.disable_padded_drafter_batch": True, MODE: None, CUDAGRAPH: "FULL", EAGER: True},
+    ),
+    Case("R17", "local", "mtp.disable_padded_drafter_batch", {"mtp.disable_padded_drafter_batch": True, MODE: "full"}),
     Case("R19", "local", "mtp.method", {"mtp.method": "mpt"}, {"mtp.method": "deepseek_mtp"}),
     Case("R19", "local", "mtp.method", {"mtp.method": "ngram"}),
     Case("R19", "a3", "mtp.method", {"mtp.method": "medusa"}, {"mtp.method": "ngram"}),
@@ -161,6 +201,8 @@ CASES = (
         {"serving.kv_cache_bytes": 100_000_000},
         {"serving.kv_cache_bytes": 500_000_000},
     ),
+    Case("R21", "local", "mtp.padding", {"mtp.padding": "slack", K: 15}, {"mtp.padding": "slack", K: 14}),
+    Case("R21", "local", "mtp.padding", {"mtp.padding": "slack", K: 15, "mtp.enabled": False}, {K: 15}),
     Case("R30", "local", "topology.decode.port", {"topology.decode.port": 8200}, {"topology.decode.port": 8201}),
     Case("R30", "local", "serving.router.backend_port", {"serving.router.backend_port": 8000}),
     Case(
@@ -253,4 +295,45 @@ CASES = (
     ),
     Case("R40", "a3", "monitoring.host", {"monitoring.host": "0"}),
     Case("R40", "a3", "monitoring.host", {"monitoring.host": "::ffff:0.0.0.0"}),
+    Case("R41", "a3", "mtp.attention", {"mtp.attention": "batch_expansion"}, {"mtp.attention": "tnd"}),
+    Case("R41", "a3", "mtp.attention", {"mtp.attention": "chunked_prefill", "mtp.enabled": False}),
+    Case(
+        "R42",
+        "local",
+        "mtp.attention",
+        {"mtp.attention": "chunked_prefill", MODE: "full"},
+        {"mtp.attention": "chunked_prefill"},
+    ),
+    Case(
+        "R42",
+        "local-single",
+        "mtp.attention",
+        {"mtp.attention": "chunked_prefill", "serving.graph_mode": "piecewise"},
+        {"mtp.attention": "batch_expansion", "serving.graph_mode": "piecewise"},
+    ),
+    Case("R43", "local", "serving.enforce_eager", {"serving.enforce_eager": True}, {"serving.graph_mode": "eager"}),
+    Case("R43", "local", EAGER, {EAGER: False}, {MODE: "piecewise"}),
+    Case("R43", "local", CUDAGRAPH, {CUDAGRAPH: "FULL_DECODE_ONLY", MODE: "full"}, {MODE: "full"}),
+    Case("R43", "local", CAPTURE_MAX, {CAPTURE_MAX: 8, MODE: "full"}, {CAPTURE_MAX: 8, CAPTURE: [8], MODE: "full"}),
+    Case(
+        "R43",
+        "local",
+        "serving.prefill.graph_mode",
+        {"serving.prefill.graph_mode": "full"},
+        {"serving.prefill.graph_mode": "eager", "serving.graph_mode": "full"},
+    ),
+    Case(
+        "R43",
+        "local",
+        "serving.decode.max_num_seqs",
+        {MODE: "full", MAX_SEQS: None, "serving.kv_cache_bytes": 500_000_000},
+        {MODE: "full", MAX_SEQS: None, "serving.kv_cache_bytes": 500_000_000, CAPTURE: [2, 4]},
+    ),
+    Case("R43", "a3", MODE, {EAGER: True}, {EAGER: False}),
+    Case("R43", "a3", MODE, {CUDAGRAPH: "PIECEWISE"}, {CUDAGRAPH: "FULL_AND_PIECEWISE"}),
+    Case("R43", "a3", MODE, {EAGER: False, MODE: "eager"}, {EAGER: True, MODE: "eager"}),
+    Case("R44", "local", K, {K: DELETE, "model.path": "no/such/folder"}, {K: DELETE}),
+    Case("R44", "a3", K, {K: None}, {K: None, "mtp.enabled": False}),
+    Case("R45", "a3", "mtp.padding", {RECOMPUTE_D: False}, {RECOMPUTE_D: False, "mtp.padding": "auto"}),
+    Case("R45", "a3", "mtp.padding", {"mtp.padding": "slack", CAPTURE: [86]}, {"mtp.padding": "auto"}),
 )

@@ -6,6 +6,7 @@ import pytest
 
 from mtp_runtime import choice, releases
 from mtp_runtime.config.schema import Mtp
+from mtp_runtime.graphs.slots import PADDINGS
 
 
 @pytest.mark.parametrize("k", range(1, 16))
@@ -33,6 +34,9 @@ def test_unknown_names_and_no_drafts_are_refused() -> None:
 
 def test_the_configuration_offers_the_same_choices() -> None:
     assert get_args(Mtp.model_fields["verification"].annotation) == choice.CHOICES
+    assert get_args(Mtp.model_fields["attention"].annotation) == choice.ATTENTIONS
+    assert get_args(Mtp.model_fields["padding"].annotation) == ("auto", *PADDINGS)
+    assert {name for release in releases.RELEASES for name in release.attention} == set(choice.ATTENTIONS)
     offered = set(get_args(Mtp.model_fields["draft_sampling"].annotation))
     assert offered == {choice.GREEDY, choice.PROBABILISTIC}
     assert offered == {name for release in releases.RELEASES for name in release.draft_sampling}

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from inventory_copy import Copy
+from inventory_copy import DELETE, Copy
 from ruamel.yaml import YAML
 from typer.testing import CliRunner, Result
 
@@ -85,6 +85,80 @@ def test_render_says_which_verification_runs_and_why(copy: MakeCopy) -> None:
     found = copy("local").edit({"mtp.draft_sampling": "probabilistic", "mtp.num_speculative_tokens": 2})
     shown = mtpctl("render", "local", "--inventories", str(found.root)).stdout
     assert "verification: block (auto: with draft probabilities and K = 2" in shown
+
+
+def test_render_says_which_padding_and_graphs_and_why(copy: MakeCopy) -> None:
+    found = copy("local").edit({"serving.decode.graph_mode": "full", "mtp.padding": "slack"})
+    shown = mtpctl("render", "local", "--inventories", str(found.root)).stdout
+    assert "padding: slack (asked for by mtp.padding)" in shown
+    assert "graphs: full, sizes 2, 4, 10 tokens" in shown
+    assert "graphs: eager" in mtpctl("render", "local").stdout
+
+
+# K, what config.json says -> the warning
+WARNED = {1: None, 2: "W01", 3: "W02", 15: "W02"}
+
+
+@pytest.mark.parametrize("k", WARNED)
+def test_a_k_above_the_mtp_layers_warns_and_stops_nothing(k: int, copy: MakeCopy) -> None:
+    found = copy("local").edit({"mtp.num_speculative_tokens": k})
+    where = ("--inventories", str(found.root))
+    result = mtpctl("check", "local", *where)
+    assert result.exit_code == 0
+    assert ("warning:" in result.stderr) == (WARNED[k] is not None)
+    if WARNED[k]:
+        assert f"{WARNED[k]}  warning: {found.file('mtp')}:" in result.stderr
+        assert f"mtp.num_speculative_tokens: K = {k} with 1 MTP layer:" in result.stderr
+        assert "remedy:" in result.stderr
+    answer = json.loads(mtpctl("check", "local", "--json", *where).stdout)
+    assert answer["ok"] is True
+    assert [w["rule"] for w in answer["warnings"]] == ([WARNED[k]] if WARNED[k] else [])
+    assert all(w["key"] == "mtp.num_speculative_tokens" and w["line"] > 0 for w in answer["warnings"])
+
+
+def test_no_warning_without_a_reason(copy: MakeCopy) -> None:
+    def warned(base: str, edits: dict[str, object]) -> list[str]:
+        found = copy(base).edit(edits)
+        rules = [w.rule for w in api.check(base, found.root).warnings]
+        shutil.rmtree(found.folder)
+        return rules
+
+    assert warned("local", {"mtp.num_speculative_tokens": 3, "mtp.enabled": False}) == []
+    assert warned("local", {"mtp.num_speculative_tokens": 3, "model.path": "no/such/folder"}) == []
+    # Its weights are not on this machine.
+    assert warned("a3", {"mtp.num_speculative_tokens": 3}) == []
+    slack = {
+        "mtp.padding": "slack",
+        "serving.decode.additional_config.recompute_scheduler_enable": False,
+        "serving.decode.compilation_config.cudagraph_capture_sizes": [86],
+    }
+    assert warned("a3", slack) == ["W03"]
+    assert warned("local", {"mtp.padding": "slack"}) == []
+
+
+def test_k_comes_from_the_weights_where_it_is_not_written(copy: MakeCopy, tmp_path: Path) -> None:
+    weights = tmp_path / "weights"
+    weights.mkdir()
+    found = copy("local").edit({"mtp.num_speculative_tokens": DELETE, "model.path": str(weights)})
+    where = ("--inventories", str(found.root))
+
+    def answer(config: str | None) -> Result:
+        (weights / "config.json").unlink(missing_ok=True)
+        if config is not None:
+            (weights / "config.json").write_text(config)
+        return mtpctl("check", "local", *where)
+
+    assert "MTP on, K = 1" in answer('{"num_nextn_predict_layers": 1}').stdout
+    two = answer('{"num_nextn_predict_layers": 2}')
+    assert ("K = 2" in two.stdout, "warning" in two.stderr) == (True, False)
+    assert [rank["k"] for rank in api.plan("local", found.root)["ranks"]] == [1, 2]
+    for config in (None, "{}", "[]", "{", '{"num_nextn_predict_layers": 0}', '{"num_nextn_predict_layers": true}'):
+        refused = answer(config)
+        assert (refused.exit_code, "R44" in refused.stderr) == (2, True), config
+        assert "mtp.num_speculative_tokens" in refused.stderr and str(found.file("mtp")) in refused.stderr
+    assert "R03" in answer('{"num_nextn_predict_layers": 16}').stderr
+    assert mtpctl("set-k", "local", "3", *where).exit_code == 0
+    assert api.load_checked("local", found.root).mtp.num_speculative_tokens == 3
 
 
 def test_as_a_process() -> None:
@@ -252,6 +326,7 @@ VALUES = st.recursive(
 KEYS = {
     "local": """
         mtp mtp.enabled mtp.num_speculative_tokens mtp.method mtp.verification mtp.draft_sampling model.max_model_len
+        mtp.attention mtp.padding serving.graph_mode serving.decode.graph_mode serving.decode.compilation_config
         model.num_hidden_layers model.dtype model.path topology topology.engine topology.release topology.connector
         topology.decode topology.decode.dp topology.decode.tp topology.decode.port topology.devices_per_host
         topology.single serving.max_num_seqs serving.kv_cache_bytes serving.decode serving.additional_config
@@ -308,7 +383,7 @@ def test_any_value_is_answered_without_a_traceback(choice: tuple[str, str], valu
     path = rest if section == "hosts" else [section, *rest]
     node = data
     for part in path[:-1]:
-        node = node[part]
+        node = node.setdefault(part, {})
     node[path[-1]] = value
     found.file(section).write_text(dumped(data))
     answers(found)

@@ -141,6 +141,139 @@ def test_plan_says_which_verification_runs(edits: dict[str, Any], method: str | 
     assert found["why"]
 
 
+def test_attention_reaches_every_rank_and_padding_those_that_decode(copy: MakeCopy) -> None:
+    assert [r["env"]["MTP_ATTENTION"] for r in PLAN["ranks"]] == ["tnd", "tnd"]
+    assert [r["env"].get("MTP_PADDING") for r in PLAN["ranks"]] == [None, "placeholder"]
+    edits = {"mtp.attention": "batch_expansion", "mtp.padding": "slack"}
+    ranks = api.plan("local", copy("local").edit(edits).root)["ranks"]
+    assert [r["env"]["MTP_ATTENTION"] for r in ranks] == ["batch_expansion"] * 2
+    assert [r["env"].get("MTP_PADDING") for r in ranks] == [None, "slack"]
+    (single,) = api.plan("local-single", copy("local-single").edit(edits).root)["ranks"]
+    assert (single["env"]["MTP_ATTENTION"], single["env"]["MTP_PADDING"]) == ("batch_expansion", "slack")
+    assert not [name for r in api.plan("a3")["ranks"] for name in r["env"] if name in ("MTP_ATTENTION", "MTP_PADDING")]
+
+
+@pytest.mark.parametrize(
+    ("base", "edits", "method", "why"),
+    [
+        ("local", {}, "placeholder", "auto: a request lives for"),
+        ("local", {"serving.decode.graph_mode": "full"}, "placeholder", "auto: a request lives for"),
+        ("local", {"mtp.num_speculative_tokens": 15}, "placeholder", "auto: K = 15: no "),
+        ("local", {"mtp.padding": "slack"}, "slack", "asked for by mtp.padding"),
+        ("local", {"mtp.enabled": False, "mtp.padding": "slack"}, None, "MTP is off"),
+        ("a3", {}, "placeholder", "asked for by mtp.padding"),
+        ("a3", {"mtp.padding": "auto"}, "placeholder", "auto: recompute_scheduler_enable"),
+        (
+            "a3",
+            {"mtp.padding": "auto", "serving.decode.additional_config.recompute_scheduler_enable": None},
+            None,
+            "auto: left to the engine",
+        ),
+    ],
+)
+def test_plan_says_which_padding_and_why(
+    base: str, edits: dict[str, Any], method: str | None, why: str, copy: MakeCopy
+) -> None:
+    found = api.plan(base, copy(base).edit(edits).root)["padding"]
+    assert found["method"] == method
+    assert found["why"].startswith(why)
+
+
+def compilation(rank: dict[str, Any]) -> dict[str, Any] | None:
+    """--compilation-config of a rank."""
+    text = flag(rank["argv"], "--compilation-config")
+    return None if text is None else dict(json.loads(text))
+
+
+# graph_mode, K, padding -> sizes of four requests
+GRAPHS = [
+    ("full", 1, "placeholder", [2, 4, 8]),
+    ("full", 1, "slack", [2, 4, 10]),
+    ("full", 3, "auto", [4, 8, 16]),
+    ("full", 3, "slack", [4, 8, 20]),
+    ("full", 14, "slack", [15, 30, 900]),
+    ("full", 15, "placeholder", [16, 32, 64]),
+    ("full", 0, "slack", [1, 2, 4]),
+    ("piecewise", 1, "auto", [2, 4, 8]),
+    ("piecewise", 2, "slack", [3, 6, 15]),
+    ("piecewise", 0, "auto", [1, 2, 4]),
+]
+
+
+@pytest.mark.parametrize(("mode", "k", "padding", "sizes"), GRAPHS)
+@pytest.mark.parametrize("base", ["local", "local-single"])
+def test_graph_mode_of_the_ranks_that_decode(
+    base: str, mode: str, k: int, padding: str, sizes: list[int], copy: MakeCopy
+) -> None:
+    key = "serving.graph_mode" if base == "local-single" else "serving.decode.graph_mode"
+    found = copy(base).edit({key: mode, "mtp.padding": padding})
+    set_k(base, k, found.root)
+    plan = api.plan(base, found.root)
+    *prefill, decode = plan["ranks"]
+    name = {"full": "FULL_DECODE_ONLY", "piecewise": "PIECEWISE"}[mode]
+    assert compilation(decode) == {"mode": 0, "cudagraph_mode": name, "cudagraph_capture_sizes": sizes}
+    assert "--enforce-eager" not in decode["argv"]
+    assert decode["env"].get("VLLM_USE_BREAKABLE_CUDAGRAPH") == ("1" if mode == "piecewise" else None)
+    for rank in prefill:
+        assert "--enforce-eager" in rank["argv"] and compilation(rank) is None
+        assert "VLLM_USE_BREAKABLE_CUDAGRAPH" not in rank["env"]
+    assert (plan["graphs"]["mode"], plan["graphs"]["capture_sizes"]) == (mode, sizes)
+    assert plan["graphs"]["slots"] * (k + 1) == sizes[-1]
+
+
+def test_graph_mode_for_all_roles_leaves_prefill_eager(copy: MakeCopy) -> None:
+    found = copy("local").edit({"serving.graph_mode": "full", "serving.decode": {"max_num_seqs": 3}})
+    prefill, decode = api.plan("local", found.root)["ranks"]
+    assert "--enforce-eager" in prefill["argv"] and compilation(prefill) is None
+    assert (compilation(decode) or {})["cudagraph_capture_sizes"] == [2, 4, 6]
+
+
+def test_stated_sizes_are_taken_and_left_out_when_eager(copy: MakeCopy) -> None:
+    stated = {"cudagraph_capture_sizes": [8, 2], "max_cudagraph_capture_size": 8}
+    found = copy("local").edit({"serving.decode": {"graph_mode": "full", "compilation_config": stated}})
+    decode = api.plan("local", found.root)["ranks"][1]
+    assert compilation(decode) == {
+        "mode": 0,
+        "cudagraph_mode": "FULL_DECODE_ONLY",
+        "cudagraph_capture_sizes": [2, 8],
+        "max_cudagraph_capture_size": 8,
+    }
+    found.edit({"serving.decode.graph_mode": "eager"})
+    decode = api.plan("local", found.root)["ranks"][1]
+    assert "--enforce-eager" in decode["argv"] and compilation(decode) is None
+
+
+def test_cpu_is_eager_where_nothing_is_stated(copy: MakeCopy) -> None:
+    found = copy("local").edit({"serving.decode": None})
+    assert api.plan("local", found.root)["ranks"] == PLAN["ranks"]
+
+
+@pytest.mark.parametrize(
+    ("edits", "config", "eager"),
+    [
+        ({}, {"cudagraph_mode": "FULL_DECODE_ONLY"}, False),
+        ({"graph_mode": "piecewise"}, {"cudagraph_mode": "PIECEWISE"}, False),
+        ({"graph_mode": "eager"}, None, True),
+        ({"graph_mode": None, "enforce_eager": True}, None, True),
+        ({"graph_mode": None}, None, False),
+        ({"compilation_config.cudagraph_mode": "FULL"}, {"cudagraph_mode": "FULL"}, False),
+        ({"graph_mode": None, "compilation_config.cudagraph_mode": "FULL"}, {"cudagraph_mode": "FULL"}, False),
+        (
+            {"compilation_config.cudagraph_capture_sizes": [80]},
+            {"cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [80]},
+            False,
+        ),
+    ],
+)
+def test_graph_mode_on_ascend(
+    edits: dict[str, Any], config: dict[str, Any] | None, eager: bool, copy: MakeCopy
+) -> None:
+    found = copy("a3").edit({f"serving.decode.{key}": value for key, value in edits.items()})
+    decode = api.plan("a3", found.root)["ranks"][-1]
+    assert compilation(decode) == config
+    assert ("--enforce-eager" in decode["argv"]) == eager
+
+
 def test_router_of_local() -> None:
     argv = PLAN["router"]["argv"]
     assert argv[:3] == ["{engine_python}", "-m", "vllm_router.launch_router"]

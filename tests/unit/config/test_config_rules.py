@@ -54,6 +54,7 @@ def test_ids_are_unique_and_rules_complete() -> None:
     assert {f"R{n:02}" for n in range(1, 22)} <= set(ids)
     for rule in rules.RULES:
         assert (rule.check is not None or rule.check_plan is not None) == (rule.where == "check"), rule.id
+        assert (rule.warn is not None) == (rule.where == "warning"), rule.id
         assert rule.message and rule.source and rule.remedy and rule.name
 
 

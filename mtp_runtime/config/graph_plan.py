@@ -1,0 +1,109 @@
+"""What a role's steps run as: graph mode, padding, slots, graph sizes. The formulas are mtp_runtime.graphs'. Pure."""
+
+from typing import Any, NamedTuple
+
+from mtp_runtime.graphs.slots import MAX_K, MAX_SLACK_K, PLACEHOLDER, SLACK, graph_slots, slots_for
+from mtp_runtime.graphs.strategy import choose_padding
+
+from .schema import Cluster, CompilationConfig, GraphMode, Role
+
+CUDAGRAPH_MODE: dict[GraphMode, str] = {"piecewise": "PIECEWISE", "full": "FULL_DECODE_ONLY"}
+GRAPH_MODE: dict[str, GraphMode] = {
+    "NONE": "eager",
+    "PIECEWISE": "piecewise",
+    "FULL": "full",
+    "FULL_DECODE_ONLY": "full",
+    "FULL_AND_PIECEWISE": "full",
+}
+
+
+class Padding(NamedTuple):
+    """method: SLACK, PLACEHOLDER, or None where there is nothing to choose; why: half a sentence for people."""
+
+    method: str | None
+    why: str
+
+
+def on_cpu(cluster: Cluster) -> bool:
+    """The engine is ours to configure down to its graphs."""
+    return cluster.topology.engine == "vllm-cpu"
+
+
+def stated(cluster: Cluster, role: Role) -> CompilationConfig:
+    """compilation_config of a role; an empty one where nothing is written."""
+    return cluster.role_serving(role).compilation_config or CompilationConfig.model_validate({})
+
+
+def graph_mode(cluster: Cluster, role: Role) -> GraphMode | None:
+    """The mode in force for a role; None where nothing is stated and the engine chooses (vllm-ascend)."""
+    serving = cluster.role_serving(role)
+    if on_cpu(cluster):
+        # P decodes nothing, and its prompts have no fixed shape.
+        return "eager" if role == "prefill" else serving.graph_mode or "eager"
+    if serving.graph_mode or serving.enforce_eager:
+        return serving.graph_mode or "eager"
+    written = stated(cluster, role).cudagraph_mode
+    return None if written is None else GRAPH_MODE[written]
+
+
+def padding(cluster: Cluster, role: Role) -> Padding:
+    """What a request without drafts gets. The same in every graph mode: switching graphs on changes nothing else."""
+    k, wanted, serving = cluster.draft_tokens(role), cluster.mtp.padding, cluster.role_serving(role)
+    if k == 0:
+        return Padding(None, "MTP is off, every request has one token a step")
+    if wanted != "auto":
+        return Padding(wanted, "asked for by mtp.padding")
+    if not on_cpu(cluster):
+        if serving.additional_config and serving.additional_config.recompute_scheduler_enable:
+            return Padding(PLACEHOLDER, "auto: recompute_scheduler_enable gives placeholders")
+        return Padding(None, "auto: left to the engine, recompute_scheduler_enable is off")
+    if k > MAX_K or serving.max_num_seqs is None:
+        return Padding(PLACEHOLDER, "auto: max_num_seqs is not stated, so slack cannot be sized")
+    chosen = choose_padding(serving.max_num_seqs, k)
+    return Padding(chosen.padding, f"auto: {chosen.why}")
+
+
+def full_slots(cluster: Cluster, role: Role) -> int | None:
+    """Slots of a step at a full batch, slack slots included; None without max_num_seqs.
+
+    Slack slots exist in whole-step graphs. `mtp.padding: slack` counts them in every mode: a graph may be switched on.
+    """
+    requests, k = cluster.role_serving(role).max_num_seqs, cluster.draft_tokens(role)
+    if requests is None:
+        return None
+    asked = cluster.mtp.padding == SLACK or graph_mode(cluster, role) == "full"
+    slack = role != "prefill" and asked and padding(cluster, role).method == SLACK
+    return slots_for(requests, k).slots if slack and k <= MAX_SLACK_K else requests
+
+
+def capture_sizes(cluster: Cluster, role: Role) -> list[int]:
+    """Graph sizes, query tokens: the stated ones; on CPU else n x (K + 1) for the slots worth a graph. Empty: none.
+
+    On vllm-ascend empty means that the engine chooses. The cluster must have passed R03, R21 and R43.
+    """
+    serving, mode = cluster.role_serving(role), graph_mode(cluster, role)
+    if mode == "eager":
+        return []
+    if written := stated(cluster, role).cudagraph_capture_sizes:
+        return sorted(set(written))
+    if not on_cpu(cluster) or serving.max_num_seqs is None:
+        return []
+    k = cluster.draft_tokens(role)
+    # Without drafts there is nothing to pad for; PLACEHOLDER adds no slots.
+    slots = graph_slots(serving.max_num_seqs, k, padding(cluster, role).method or PLACEHOLDER)
+    return [count * (k + 1) for count in slots]
+
+
+def compilation_config(cluster: Cluster, role: Role) -> dict[str, Any] | None:
+    """--compilation-config of a role; None = no such flag."""
+    serving, mode = cluster.role_serving(role), graph_mode(cluster, role)
+    written = stated(cluster, role).model_dump(exclude_none=True)
+    if not on_cpu(cluster):
+        if serving.graph_mode in CUDAGRAPH_MODE:
+            written = {"cudagraph_mode": CUDAGRAPH_MODE[serving.graph_mode], **written}
+        return written or None
+    if mode is None or mode == "eager":
+        return None
+    # Mode 0: torch.compile traces nothing, the graphs are the plugin's.
+    head = {"mode": 0, "cudagraph_mode": CUDAGRAPH_MODE[mode]}
+    return {**head, **written, "cudagraph_capture_sizes": capture_sizes(cluster, role)}
