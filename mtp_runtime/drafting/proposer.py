@@ -85,9 +85,7 @@ def deepen(
     return DraftStep(drafts.int(), place, hidden_states, slots, block_table, list(range(1, len(kv) + 1)), kv)
 
 
-def propose(
-    drafter: Drafter, step: DraftStep, last: Tensor, k: int, block_size: int, max_len: int
-) -> list[Tensor]:
+def propose(drafter: Drafter, step: DraftStep, last: Tensor, k: int, block_size: int, max_len: int) -> list[Tensor]:
     """K drafts a request, one tensor [B] a depth. k >= 1; step and last as `prepare` makes and takes them."""
     logit_states, states = drafter.run(step, 0)
     last = last.long()

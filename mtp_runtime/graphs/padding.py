@@ -127,7 +127,7 @@ def pad(buffers: StepBuffers, plan: Plan, inputs: StepInputs) -> None:
 def _fill_rows(buffers: StepBuffers, plan: Plan) -> None:
     """One row a token: the slot it belongs to, and how many KV entries it sees.
 
-    A padding row sees one entry, of the null block that a cleared table row names: softmax over nothing is not a number.
+    A padding row sees one entry, of the null block that a cleared table row names: softmax over nothing is no number.
     """
     owners, lengths, start = [], [], 0
     for slot, (end, kv) in enumerate(zip(plan.actual_seq_lengths, plan.actual_seq_lengths_kv, strict=True)):

@@ -116,9 +116,21 @@ class SegmentsBuilder(MLACommonMetadataBuilder[MLACommonMetadata]):
 class OneTokenBuilder(MLACommonMetadataBuilder[MLACommonMetadata]):
     """vLLM's own: a request with more than one token is a prefill."""
 
+    def build(self, *args: Any, **kwargs: Any) -> MLACommonMetadata:
+        """As vLLM does; of a target step's prefill it notes whether its tokens are drafts."""
+        metadata = super().build(*args, **kwargs)
+        if metadata.prefill is not None:
+            metadata.prefill.holds_drafts = (
+                0 < Step.draft_rows <= metadata.num_actual_tokens - metadata.num_decode_tokens
+            )
+        return metadata
+
     def build_for_drafting(self, *args: Any, **kwargs: Any) -> MLACommonMetadata:
-        """As vLLM does."""
-        return super().build_for_drafting(*args, **kwargs)
+        """As vLLM does, not counted as a target step."""
+        metadata = super().build_for_drafting(*args, **kwargs)
+        if metadata.prefill is not None:
+            metadata.prefill.holds_drafts = False
+        return metadata
 
     def _build_decode(
         self,
@@ -152,14 +164,8 @@ class MtpMLAImpl(CPUMLAImpl):
 
     def forward_mqa(self, q: Any, kv_c_and_k_pe_cache: torch.Tensor, attn_metadata: Any, layer: Any) -> Any:
         """Decode queries [T, heads, 512 and 64]. Returns ([T, heads, 512], None)."""
-        if self._fault:
-            raise InjectedFault("attention")
         decode = attn_metadata.decode
-        if decode.holds_drafts:
-            self._calls.add()
-            if not decode.counted:
-                decode.counted = True
-                self._steps.add()
+        self._count(decode)
         if self._way != TND:
             return super().forward_mqa(q, kv_c_and_k_pe_cache, attn_metadata, layer)
         nope, rope = q if isinstance(q, tuple) else q.split([self.kv_lora_rank, self.qk_rope_head_dim], dim=-1)
@@ -178,6 +184,21 @@ class MtpMLAImpl(CPUMLAImpl):
             block_size=kv_c_and_k_pe_cache.shape[1],
         )
         return attended, None
+
+    def forward_mha(self, *args: Any, **kwargs: Any) -> None:
+        """Prefill as vLLM does it; arguments too, the metadata fifth."""
+        self._count(args[4].prefill)
+        super().forward_mha(*args, **kwargs)
+
+    def _count(self, part: Any) -> None:
+        """Count a layer's call over drafts, and the step once for all its layers."""
+        if getattr(part, "holds_drafts", False):
+            if self._fault:
+                raise InjectedFault("attention")
+            self._calls.add()
+            if not getattr(part, "counted", False):
+                part.counted = True
+                self._steps.add()
 
     def do_kv_cache_update(
         self,

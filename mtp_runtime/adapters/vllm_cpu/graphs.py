@@ -73,7 +73,7 @@ class SlotDispatcher(CudagraphDispatcher):  # type: ignore[misc]
 
 
 class Forward:
-    """How a model's layers find their inputs when a static step runs them: vLLM's forward context, made once a shape."""
+    """How a model's layers find their inputs when a static step runs them: vLLM's forward context."""
 
     def __init__(self, vllm_config: VllmConfig) -> None:
         self._config = vllm_config

@@ -99,7 +99,8 @@ class MtpProposer(EagleProposer):  # type: ignore[misc]
     def run(self, step: DraftStep, depth: int) -> tuple[Tensor, Tensor]:
         """See `drafting.proposer.Drafter`."""
         logit_states, states = self._run(step, self._later if depth else self._first, self.model)
-        return logit_states, states
+        tokens = len(step.input_ids)  # a graph returns its padding too
+        return logit_states[:tokens], states[:tokens]
 
     def pick(self, hidden_states: Tensor) -> Tensor:
         """See `drafting.proposer.Drafter`."""

@@ -39,7 +39,9 @@ class MtpScheduler(Scheduler):  # type: ignore[misc]
             scheduler_output.num_invalid_spec_tokens = {**known, **self._padded}
         return super().update_from_output(scheduler_output, model_runner_output)
 
-    def make_spec_decoding_stats(self, spec_decoding_stats: Any, num_draft_tokens: int, *args: Any, **kwargs: Any) -> Any:
+    def make_spec_decoding_stats(
+        self, spec_decoding_stats: Any, num_draft_tokens: int, *args: Any, **kwargs: Any
+    ) -> Any:
         """As vLLM's; a step of placeholders is not a draft step at all."""
         if kwargs.get("request_id") in self._padded:
             return spec_decoding_stats

@@ -43,7 +43,9 @@ def settings() -> Settings:
 def _one_of(name: str, known: tuple[str, ...], default: str) -> str:
     value = os.environ.get(name) or default
     if value not in known:
-        raise ValueError(f"{name}={value!r}: use one of {', '.join(known)}" + (" or leave it unset" * (known is FAULTS)))
+        raise ValueError(
+            f"{name}={value!r}: use one of {', '.join(known)}" + (" or leave it unset" * (known is FAULTS))
+        )
     return value
 
 
