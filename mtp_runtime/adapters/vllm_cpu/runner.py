@@ -13,9 +13,13 @@ from vllm.v1.worker import cpu_worker
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 from vllm.v1.worker.cpu_worker import CPUWorker
 
+from mtp_runtime.adapters.vllm_cpu.counters import Count
 from mtp_runtime.adapters.vllm_cpu.graphs import SlotDispatcher, TargetGraphs
 from mtp_runtime.adapters.vllm_cpu.proposer import MtpProposer
+from mtp_runtime.adapters.vllm_cpu.randomness import cached_draft_probs
+from mtp_runtime.adapters.vllm_cpu.steps import entering
 from mtp_runtime.graphs.slots import draft_slots
+from mtp_runtime.metrics import names
 
 log = logging.getLogger("vllm.mtp_runtime")
 
@@ -28,6 +32,16 @@ class MtpModelRunner(CPUModelRunner):  # type: ignore[misc]
         self.cudagraph_dispatcher = SlotDispatcher(vllm_config)
         if isinstance(getattr(self, "drafter", None), EagleProposer):
             self.drafter = MtpProposer(vllm_config, device, self)
+        self._draft_steps = Count(names.PLUGIN_ENGINE_DRAFT_STEPS)
+
+    def execute_model(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        """As vLLM; verification and drafting learn what the step holds, independently of our own parts."""
+        if entering(self, scheduler_output):
+            self._draft_steps.add()
+        return super().execute_model(scheduler_output, *args, **kwargs)
+
+    def _get_spec_decode_draft_probs(self, metadata: Any) -> torch.Tensor | None:
+        return cached_draft_probs(self, metadata)
 
     def load_model(self, load_dummy_weights: bool = False) -> None:
         """As vLLM; the model gets its graphs around it."""

@@ -13,9 +13,9 @@ from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
 from mtp_runtime.adapters.vllm_cpu.constraints import GREEDY_BELOW, constrain, shape, unconstrained
 from mtp_runtime.adapters.vllm_cpu.counters import Count
-from mtp_runtime.adapters.vllm_cpu.randomness import KeyedTopKTopP, cached_draft_probs, race_seeded, worker_generator
+from mtp_runtime.adapters.vllm_cpu.randomness import KeyedTopKTopP, race_seeded, worker_generator
 from mtp_runtime.adapters.vllm_cpu.settings import InjectedFault, settings
-from mtp_runtime.adapters.vllm_cpu.steps import Step, row_positions, sampled, watch
+from mtp_runtime.adapters.vllm_cpu.steps import Step, row_positions, sampled
 from mtp_runtime.choice import choose_method
 from mtp_runtime.metrics import names
 from mtp_runtime.verify import (
@@ -42,10 +42,6 @@ class MtpRejectionSampler(EngineSampler):  # type: ignore[misc, valid-type]
             raise ValueError(
                 "rejection_sample_method 'synthetic' is not verification: remove it from --speculative-config"
             )
-        from vllm.v1.worker.gpu_model_runner import GPUModelRunner
-
-        watch(GPUModelRunner)
-        GPUModelRunner._get_spec_decode_draft_probs = cached_draft_probs
         sampler.topk_topp_sampler = KeyedTopKTopP(sampler.topk_topp_sampler)
         self._generator = worker_generator(keyed.ACCEPT, torch.device(device or "cpu"))
         self._memory = torch.empty(0)

@@ -9,9 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mtp_runtime.adapters.vllm_cpu.counters import Count
-from mtp_runtime.metrics import names
-
 
 class Step:
     """The step that runs in this process: one engine core is one process, and it runs one step at a time.
@@ -29,25 +26,13 @@ class Step:
     depth = 0
 
 
-def watch(runner_class: type) -> None:
-    """Make every runner of this class note the drafts of each scheduled step before it runs. Wraps a class once."""
-    original: Callable[..., Any] = runner_class.execute_model  # type: ignore[attr-defined]
-    if getattr(original, "mtp_runtime", False):
-        return
-    count = Count(names.PLUGIN_ENGINE_DRAFT_STEPS)
-
-    @functools.wraps(original)
-    def execute_model(self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
-        # A request near its token limit may be listed with no draft at all.
-        drafts = [len(tokens) for tokens in scheduler_output.scheduled_spec_decode_tokens.values() if tokens]
-        Step.draft_rows = sum(drafts) + len(drafts)
-        Step.runner = self
-        if drafts:
-            count.add()
-        return original(self, scheduler_output, *args, **kwargs)
-
-    execute_model.mtp_runtime = True  # type: ignore[attr-defined]
-    runner_class.execute_model = execute_model  # type: ignore[attr-defined]
+def entering(runner: Any, scheduler_output: Any) -> bool:
+    """Note the drafts of the step that this runner begins now; whether it has any."""
+    # A request near its token limit may be listed with no draft at all.
+    drafts = [len(tokens) for tokens in scheduler_output.scheduled_spec_decode_tokens.values() if tokens]
+    Step.draft_rows = sum(drafts) + len(drafts)
+    Step.runner = runner
+    return bool(drafts)
 
 
 def row_positions(query_rows: Tensor | None = None) -> Tensor:
