@@ -51,6 +51,10 @@ PLUGIN_GRAPH_REPLAYS: Final = "mtp_runtime_graph_replays_total"  # steps of the 
 PLUGIN_GRAPH_DRAFT_REPLAYS: Final = "mtp_runtime_graph_draft_replays_total"  # passes of the drafter in one
 PLUGIN_GRAPH_EAGER_STEPS: Final = "mtp_runtime_graph_eager_steps_total"  # decode steps and passes that fit no graph
 
+# Gauges. Active is 0 to loaded; loaded is 0 where MTP is off.
+PLUGIN_ACTIVE_K: Final = "mtp_runtime_active_k"  # drafts a request gets each step
+PLUGIN_LOADED_K: Final = "mtp_runtime_loaded_k"  # the K that the server was started with
+
 # --- vllm-router ----------------------------------------------------------------------------------------------------
 ROUTER_REQUESTS: Final = "vllm_router_requests_total"
 ROUTER_PD_REQUESTS: Final = "vllm_router_pd_requests_total"

@@ -1,8 +1,9 @@
-"""Counters that prove our parts run, and their way to the server's /metrics.
+"""Counters that prove our parts run, two gauges, and their way to the server's /metrics.
 
 The engine core is a process of its own under the API server, which alone answers /metrics. Each engine process counts
 in a small shared file (one 64-bit slot a counter: an increment is a store, no lock, no system call), the API server
-sums the files at each scrape. vLLM's own multi-process mode of prometheus_client would change every gauge of the
+sums the files at each scrape. A gauge is a slot too; only schedulers set it, all to the same value, so the largest
+counts. vLLM's own multi-process mode of prometheus_client would change every gauge of the
 engine, so it is not used.
 """
 
@@ -19,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 from prometheus_client import REGISTRY
-from prometheus_client.core import CounterMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from mtp_runtime.metrics import names
@@ -42,7 +43,13 @@ DESCRIPTIONS = {
 }
 """Every counter, in the order of its slot in the file."""
 
-_SLOT = {name: index for index, name in enumerate(DESCRIPTIONS)}
+GAUGES = {
+    names.PLUGIN_ACTIVE_K: "Drafts a request gets each step; 0 while the drafter only keeps its KV up to date.",
+    names.PLUGIN_LOADED_K: "The K that the server was started with, the largest active one; 0 without MTP.",
+}
+"""Every gauge; their slots follow the counters'."""
+
+_SLOT = {name: index for index, name in enumerate((*DESCRIPTIONS, *GAUGES))}
 _ROWS: dict[str, np.ndarray] = {}
 
 
@@ -67,10 +74,10 @@ def folder() -> Path:
 
 
 def slots() -> np.ndarray:
-    """The counters of this process, [len(DESCRIPTIONS)] int64, shared with the process that answers /metrics."""
+    """Counters and gauges of this process, [len(_SLOT)] int64, shared with the process that answers /metrics."""
     path = str(folder() / f"{os.getpid()}.i64")
     if path not in _ROWS:
-        size = 8 * len(DESCRIPTIONS)
+        size = 8 * len(_SLOT)
         with Path(path).open("wb+") as file:
             file.truncate(size)
             _ROWS[path] = np.frombuffer(mmap.mmap(file.fileno(), size), dtype=np.int64)
@@ -90,24 +97,46 @@ class Count:
         self._slots[self._index] += amount
 
 
+class Level:
+    """One gauge of this process."""
+
+    __slots__ = ("_index", "_slots")
+
+    def __init__(self, name: str) -> None:
+        self._slots, self._index = slots(), _SLOT[name]
+
+    def set(self, value: int) -> None:
+        """Replace the value, >= 0."""
+        self._slots[self._index] = value
+
+
 def totals() -> dict[str, int]:
     """Counter name -> sum over the engine processes of this server."""
-    sums = np.zeros(len(DESCRIPTIONS), dtype=np.int64)
-    for path in folder().glob("*.i64"):
-        row = np.fromfile(path, dtype=np.int64)
-        if row.shape == sums.shape:  # else just being created
-            sums += row
-    return dict(zip(DESCRIPTIONS, sums.tolist(), strict=True))
+    return dict(zip(DESCRIPTIONS, _rows()[:, : len(DESCRIPTIONS)].sum(axis=0).tolist(), strict=True))
+
+
+def levels() -> dict[str, int]:
+    """Gauge name -> its largest value in the engine processes of this server."""
+    return dict(zip(GAUGES, _rows()[:, len(DESCRIPTIONS) :].max(axis=0).tolist(), strict=True))
+
+
+def _rows() -> np.ndarray:
+    """[1 + processes, len(_SLOT)]: the slots of every engine process, after a row of zeros."""
+    rows = [np.zeros(len(_SLOT), dtype=np.int64)]
+    rows += (np.fromfile(path, dtype=np.int64) for path in folder().glob("*.i64"))
+    return np.stack([row for row in rows if row.shape == rows[0].shape])  # else just being created
 
 
 class _Export(Collector):
-    def collect(self) -> Iterator[CounterMetricFamily]:
+    def collect(self) -> Iterator[Metric]:
         for name, value in totals().items():
             yield CounterMetricFamily(name.removesuffix("_total"), DESCRIPTIONS[name], value=value)
+        for name, value in levels().items():
+            yield GaugeMetricFamily(name, GAUGES[name], value=value)
 
 
 @cache
 def export() -> None:
-    """Offer the counters on this process's default registry, once. 0 from the start: absent means no plugin."""
+    """Offer counters and gauges on this process's default registry, once. 0 from the start: absent means no plugin."""
     folder()
     REGISTRY.register(_Export())

@@ -32,6 +32,7 @@ def install() -> None:
     _replace_sampler()
     _replace_drafting()
     _allow_min_p_and_bias()
+    _let_k_change()
 
 
 def _release() -> str:
@@ -121,3 +122,22 @@ def _allow_min_p_and_bias() -> None:
     if runner is not None:
         runner.build_logitsprocs = build_logitsprocs  # type: ignore[attr-defined]
     SamplingParams._validate_spec_decode = lambda self, speculative_config: None
+
+
+def _let_k_change() -> None:
+    """Give the engine core what `endpoint` calls: it is a process of its own, and only it has the scheduler."""
+    from vllm.v1.engine.core import EngineCore
+
+    EngineCore.mtp_active_k = _active_k
+    EngineCore.mtp_set_active_k = _set_active_k
+
+
+def _active_k(core: Any) -> tuple[int, int] | None:
+    """(active K, loaded K) of an engine core; None where MTP is off."""
+    loaded: int = getattr(core.scheduler, "loaded_k", 0)
+    return (core.scheduler.active_k, loaded) if loaded else None
+
+
+def _set_active_k(core: Any, k: int) -> None:
+    """Raises ValueError outside 0..loaded K."""
+    core.scheduler.active_k = k

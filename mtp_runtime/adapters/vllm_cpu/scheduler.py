@@ -6,19 +6,41 @@ from typing import Any
 
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.outputs import DraftTokenIds
 
+from mtp_runtime.adapters.vllm_cpu.counters import Level
 from mtp_runtime.adapters.vllm_cpu.settings import settings
 from mtp_runtime.graphs.slots import SLACK
+from mtp_runtime.metrics import names
 
 
 class MtpScheduler(Scheduler):  # type: ignore[misc]
-    """active_k: drafts a request gets each step, 0 to the loaded K."""
+    """loaded_k: the K that the engine was started with, 0 without MTP. active_k: see there."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.loaded_k = self.active_k = self.num_spec_tokens
+        self.loaded_k: int = self.num_spec_tokens
+        self._active_level = Level(names.PLUGIN_ACTIVE_K)
+        Level(names.PLUGIN_LOADED_K).set(self.loaded_k)
+        self.active_k = self.loaded_k
         self._padded: dict[str, int] = {}
         self._slack = settings().padding == SLACK
+
+    @property
+    def active_k(self) -> int:
+        """Drafts that a request gets each step, 0 to the loaded K; settable between any two steps.
+
+        Holds from the next step on: that step still verifies the drafts made before it. Raises ValueError for another
+        number.
+        """
+        return self._active_k
+
+    @active_k.setter
+    def active_k(self, k: int) -> None:
+        if not 0 <= k <= self.loaded_k:
+            raise ValueError(f"active K {k}: use 0 to {self.loaded_k}, the K that is loaded")
+        self._active_k = k
+        self._active_level.set(k)
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         """As vLLM's. With slack a request that enters keeps its one token; else it gets placeholders up to K."""
@@ -30,6 +52,11 @@ class MtpScheduler(Scheduler):  # type: ignore[misc]
             return super().schedule(*args, **kwargs)
         finally:
             self.num_spec_tokens = self.loaded_k  # statistics have a place for each draft that may be under way
+
+    def update_draft_token_ids(self, draft_token_ids: DraftTokenIds) -> None:
+        """As vLLM's. A drafter without room before the model's limit leaves zeros for the loaded K."""
+        drafts = [tokens[: self.active_k] for tokens in draft_token_ids.draft_token_ids]
+        super().update_draft_token_ids(DraftTokenIds(draft_token_ids.req_ids, drafts))
 
     def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: Any) -> Any:
         """As vLLM's; placeholders are drafts that never were."""
