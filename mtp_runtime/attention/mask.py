@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch  # type: ignore[import-not-found, unused-ignore]  # the type checker's environment has no torch
 from torch import Tensor  # type: ignore[import-not-found, unused-ignore]
 
-from mtp_runtime.attention.constraints import MASK_DTYPES, is_mask_shape
-from mtp_runtime.attention.constraints import MASK_SIZE as SIZE
+from mtp_runtime.attention.findings import MASK_DTYPES, is_mask_shape
+from mtp_runtime.attention.findings import MASK_SIZE as SIZE
 
 _SHARED: dict[tuple[torch.dtype, torch.device], Tensor] = {}
 

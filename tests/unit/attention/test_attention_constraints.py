@@ -19,23 +19,17 @@ import numpy as np  # noqa: E402
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
+from mtp_runtime.attention.call import V2_NAMES, BlockTable, FiaCall, Foreign, Mask, Shaped  # noqa: E402
+from mtp_runtime.attention.cann import RELEASES, release_of  # noqa: E402
 from mtp_runtime.attention.constraints import (  # noqa: E402
-    HEADS,
-    RELEASES,
     RULES,
     SOURCES,
-    V2_NAMES,
-    BlockTable,
-    FiaCall,
     FiaConstraintError,
-    Foreign,
-    Mask,
     Rule,
-    Shaped,
     check,
     enforce,
-    release_of,
 )
+from mtp_runtime.attention.findings import HEADS  # noqa: E402
 from mtp_runtime.attention.mask import causal_mask  # noqa: E402
 
 pytestmark = pytest.mark.engine
@@ -893,7 +887,8 @@ def test_dtypes_of_tensors(dtype: torch.dtype) -> None:
 def test_a_plan_is_checked_without_torch() -> None:
     code = (
         "import sys; sys.modules['torch'] = None\n"
-        "from mtp_runtime.attention.constraints import FiaCall, Shaped, check\n"
+        "from mtp_runtime.attention.call import FiaCall, Shaped\n"
+        "from mtp_runtime.attention.constraints import check\n"
         "cache = Shaped((4, 16, 512), 'bfloat16')\n"
         "print(len(check(FiaCall(Shaped((3, 2, 512), 'bfloat16'), cache, cache))) > 0)"
     )
