@@ -169,10 +169,11 @@ def _cpu_argv(cluster: Cluster, rank: Rank) -> list[str]:
 
 
 def _cpu_env(cluster: Cluster, rank: Rank) -> dict[str, str]:
-    env = {**CPU_ENV, "MTP_VERIFICATION": cluster.mtp.verification, "MTP_ATTENTION": cluster.mtp.attention}
+    env = {**CPU_ENV, "MTP_VERIFICATION": cluster.mtp.verification}
     chosen = padding(cluster, rank.role).method
-    if chosen and rank.role != "prefill":
-        env["MTP_PADDING"] = chosen
+    if rank.role != "prefill":  # where nothing is decoded they mean nothing, and a change would restart it
+        env["MTP_ATTENTION"] = cluster.mtp.attention
+        env |= {"MTP_PADDING": chosen} if chosen else {}
     if graph_mode(cluster, rank.role) == "piecewise":
         # Graphs between the attention calls without torch.compile.
         env["VLLM_USE_BREAKABLE_CUDAGRAPH"] = "1"
