@@ -9,6 +9,7 @@ MAKEFLAGS += --no-builtin-rules --no-print-directory
 INVENTORIES ?= $(CURDIR)/ansible/inventories
 CLUSTER ?=
 K ?=
+N ?=
 PYTHON ?= python3.11
 # An extra package index for torch's CPU build (torch==2.13.0+cpu is not on PyPI). Empty: pip as it is configured.
 TORCH_INDEX ?=
@@ -74,6 +75,10 @@ mtp: need-cluster need-k venv ## CLUSTER=name K=0..15: turn MTP off (0) or set K
 	@$(BIN)/mtpctl check $(CLUSTER) --k $(K) --inventories $(INVENTORIES)
 	@# Writes K into mtp.yml once every check has passed, before the first change on a host.
 	@$(playbook) site.yml -e mtp_k=$(K) $(ARGS)
+
+.PHONY: active-k
+active-k: one-deployed some-venv ## [CLUSTER=name] [N=0..K]: show or set the drafts of a step in the running engines, no restart
+	@$(BIN)/mtpctl active-k $(or $(CLUSTER),$(DEPLOYED)) $(N)
 
 .PHONY: logs
 logs: one-deployed some-venv ## [CLUSTER=name]: the last lines of every log

@@ -1,4 +1,4 @@
-"""`mtpctl`: the commands of app.py and graphs.py, and those for a deployed cluster (canary, status, logs)."""
+"""`mtpctl`: the commands of app.py and graphs.py, and those for a deployed cluster (canary, status, active-k, logs)."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from mtp_runtime.cli import active_k as drafts
 from mtp_runtime.cli import canary as canaries
 from mtp_runtime.cli import graphs
 from mtp_runtime.cli.app import app, err
@@ -117,6 +118,34 @@ def _last_canary(folder: Path) -> str:
     parts += [f"acceptance {rate:.1%}"] if rate is not None else []
     parts += [f"TPOT {tpot * 1000:.1f} ms"] if tpot is not None else []
     return ", ".join(parts)
+
+
+@app.command("active-k")
+def active_k(
+    cluster: Name,
+    wanted: Annotated[
+        int | None, typer.Argument(metavar="[N]", help="drafts a request gets each step, 0 to the loaded K")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="machine-readable output")] = False,
+) -> None:
+    """Shows how many drafts the running servers make, or sets it, without a restart. A restart undoes it."""
+    deployed = _find(cluster)
+    found = drafts.read(deployed) if wanted is None else drafts.change(deployed, wanted)
+    if as_json:
+        print(json.dumps(found.as_dict(cluster), indent=2))
+    else:
+        _print_ranks(found)
+    if found.refused or found.failed:
+        err.print(Text(f"{cluster}: {found.refused or found.failed}", style="red"), soft_wrap=True)
+        raise typer.Exit(BAD_INPUT if found.refused else RED)
+
+
+def _print_ranks(found: drafts.Outcome) -> None:
+    table = Table("rank", "active K", "loaded K")
+    for rank in found.ranks:
+        known = "?" if rank.trouble else None
+        table.add_row(rank.instance, known or str(rank.active_k), known or str(rank.loaded_k or "MTP is off"))
+    out.print(table)
 
 
 @app.command()
