@@ -16,21 +16,27 @@ from dataclasses import dataclass, replace
 class Limits:
     """What depends on the CANN release or the engine.
 
-    shortest: least tokens a segment. block_sizes: allowed ones by cache format. lse: operator versions that may return
-    the log-sum-exp. dtypes: of query, key and value.
+    shortest: least tokens a segment. paged_only: whether KV must be paged. block_sizes: allowed ones by cache format.
+    lse: operator versions that may return the log-sum-exp. dtypes: of query, key and value.
     """
 
     shortest: int
+    paged_only: bool
     block_sizes: dict[str, Sequence[int]]
     lse: tuple[str, ...]
     dtypes: tuple[str, ...] = ("bfloat16", "float16")
 
 
-STRICT = Limits(shortest=1, block_sizes={"ND": (16, 128), "NZ": (128,)}, lse=())
-# Documentation from op-plugin 7.3.0 on: no word on segments (0 is the tiling check's), no format in the rule for block
-# sizes, and only version 1 still refuses the log-sum-exp.
+STRICT = Limits(shortest=1, paged_only=True, block_sizes={"ND": (16, 128), "NZ": (128,)}, lse=())
+# The pages of op-plugin from 7.3.0 on: no word on segments (0 is the tiling check's), KV may be paged, no format in the
+# rule for block sizes, and only version 1 still refuses the log-sum-exp. Where the docstrings still say what the pages
+# of 7.2.0 said, as they do up to 26.1.0, the pages count.
 RELAXED = Limits(
-    shortest=0, block_sizes=dict.fromkeys(("ND", "NZ"), range(16, 1024 + 1, 16)), lse=("v2",), dtypes=STRICT.dtypes
+    shortest=0,
+    paged_only=False,
+    block_sizes=dict.fromkeys(("ND", "NZ"), range(16, 1024 + 1, 16)),
+    lse=("v2",),
+    dtypes=STRICT.dtypes,
 )
 
 

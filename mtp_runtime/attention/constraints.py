@@ -9,9 +9,8 @@ A rule stays silent where another one has already refused what it would build on
 Published rules changed over time. Without a CANN version the strictest one holds; `cann.RELEASES` says what a version
 relaxes. Never relaxed: 16 tokens a segment (gone from the documentation, still asserted by vllm-ascend 0.23), 4096
 batch elements (the tiling check takes 65536), T (gone from the documentation, in the tiling check), sparse modes other
-than 0 and 3 (documented later, of no use here). Not rules, though op-plugin 7.1.0 and 7.2.0 and the docstrings say
-them: that KV must be paged, and for version 1 that query heads are 32, 64 or 128; documentation from 7.3.0 on takes
-more. Not a rule at head size 512: as many KV entries as query tokens, so a slack slot (10 tokens, KV 0) passes.
+than 0 and 3 (documented later, of no use here). Not a rule at head size 512: as many KV entries as query tokens, so a
+slack slot (10 tokens, KV 0) passes.
 """
 
 from __future__ import annotations
@@ -202,5 +201,6 @@ RULES = (
         ("M", "T"),
         findings.shapes,
     ),
+    Rule("F25", "block_table", "KV is paged; it need not be from CANN 8.5.0 on", ("D", "O"), findings.paging),
 )
 """Every rule of MLA decode in TND layout; in this order violations are told."""

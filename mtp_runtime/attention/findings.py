@@ -14,6 +14,8 @@ from mtp_runtime.attention.cann import Limits
 
 LATENT, ROPE = 512, 64
 """Head sizes."""
+# Not kept: for version 1, 32, 64 or 128 alone. Its pages in op-plugin 7.1.0 and 7.2.0 say so, and its docstring up to
+# 26.1.0; its pages from 7.3.0 on, all of version 2's, and the tiling check take these.
 HEADS = (1, 2, 4, 8, 16, 32, 64, 128)
 LAYOUTS = ("TND", "TND_NTD")
 LONGEST_SEGMENT = 16
@@ -111,8 +113,13 @@ def kv_paged(call: FiaCall, limits: Limits) -> Findings:
         yield "actual_seq_lengths_kv", f"{_brief(call.kv)}: {max(call.kv)} at entry {place}, the cache holds {capacity}"
 
 
+def _lacks_pages(call: FiaCall, limits: Limits) -> bool:
+    """Whether KV is not paged where it must be. How key and KV lengths would be read without pages is idle then."""
+    return limits.paged_only and not call.paged
+
+
 def kv_not_paged(call: FiaCall, limits: Limits) -> Findings:
-    if not call.kv or call.paged:
+    if not call.kv or call.paged or _lacks_pages(call, limits):
         return
     if fall := _falls(call.kv):
         yield "actual_seq_lengths_kv", fall
@@ -169,6 +176,8 @@ def kv_heads(call: FiaCall, limits: Limits) -> Findings:
         yield "num_key_value_heads", f"0, which means as many as {call.name('num_heads')}: {call.num_heads}"
     elif call.num_key_value_heads not in (0, 1):
         yield "num_key_value_heads", str(call.num_key_value_heads)
+    if _lacks_pages(call, limits):
+        return
     for argument, part in (("key", call.key), ("value", call.value)):
         cache = call.dimensions(part)
         if cache and cache.heads != 1:
@@ -251,6 +260,8 @@ def lse(call: FiaCall, limits: Limits) -> Findings:
 def shapes(call: FiaCall, limits: Limits) -> Findings:
     if call.tokens is None:
         yield "query", f"shape {list(call.query.shape)}"
+    if _lacks_pages(call, limits):
+        return
     cache = f"{'' if call.paged else 'not '}paged, {call.kv_format} format"
     latent, value = call.latent, call.dimensions(call.value)
     if latent is None:
@@ -264,3 +275,8 @@ def shapes(call: FiaCall, limits: Limits) -> Findings:
         yield "value", f"shape {list(call.value.shape)}, key is {list(call.key.shape)}"
     if call.paged and _block_size_allowed(call, limits) and call.block_size != latent.block_size:
         yield "block_size", f"{call.block_size}, blocks of key have {latent.block_size}"
+
+
+def paging(call: FiaCall, limits: Limits) -> Findings:
+    if _lacks_pages(call, limits):
+        yield "block_table", "None"

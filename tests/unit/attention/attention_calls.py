@@ -71,6 +71,11 @@ def ids(call: FiaCall, **where: Any) -> set[str]:
     return {violation.id for violation in check(call, **where)}
 
 
+def judged_by(call: FiaCall, rule: str) -> str | None:
+    """The strictest CANN version at which a rule sees a call: before 8.5.0, KV that is not paged is F25's alone."""
+    return None if call.paged or rule == "F25" else "8.5.0"
+
+
 def of_dtype(call: FiaCall, **dtypes: str) -> FiaCall:
     return replace(call, **{name: replace(getattr(call, name), dtype=dtype) for name, dtype in dtypes.items()})
 
@@ -330,6 +335,10 @@ CASES = {
             replace(GOOD, block_size=16),
             replace(FLAT, kv_format="NZ"),
         ),
+    ),
+    "F25": Case(
+        good=(GOOD, plan(form="ND4"), plan(form="NZ")),
+        bad=(FLAT, *(replace(plan(form=form), block_table=None) for form in ("ND3", "ND4", "NZ"))),
     ),
 }
 

@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("torch", reason="attention tests run in the engine environment")
 
-from attention_calls import CASES, CAUSAL, GOOD, ids, of_shape, plan
+from attention_calls import CASES, CAUSAL, GOOD, ids, judged_by, of_shape, plan
 
 from mtp_runtime.attention.call import V2_NAMES, BlockTable, FiaCall, Mask
 from mtp_runtime.attention.constraints import RULES, SOURCES, FiaConstraintError, Rule, check, enforce
@@ -26,13 +26,13 @@ def test_every_rule_takes_and_refuses(rule: Rule) -> None:
     case = CASES[rule.id]
     assert case.good and case.bad
     for call in case.good:
-        assert check(call) == []
-        enforce(call)
+        enforce(call, cann_version=judged_by(call, rule.id))
     for call in case.bad:
-        violations = check(call)
+        where = {"cann_version": judged_by(call, rule.id)}
+        violations = check(call, **where)
         assert rule.id in {v.id for v in violations} <= {rule.id} | case.also, violations
         with pytest.raises(FiaConstraintError) as caught:
-            enforce(call)
+            enforce(call, **where)
         assert caught.value.violations == violations
         for violation in violations:
             assert str(violation) in str(caught.value)
@@ -43,7 +43,8 @@ def test_every_error_names_argument_value_rule_and_source(rule: Rule) -> None:
     for call in CASES[rule.id].bad:
         for version in ("v1", "v2"):
             named = replace(call, version=version)
-            for violation in (v for v in check(named) if v.id == rule.id):
+            violations = check(named, cann_version=judged_by(call, rule.id))
+            for violation in (v for v in violations if v.id == rule.id):
                 text = str(violation)
                 assert text.startswith(
                     f"{violation.argument} = {violation.value}. Rule {rule.id}: {rule.text} (source "
