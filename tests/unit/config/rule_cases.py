@@ -97,7 +97,7 @@ CASES = (
         {CAPTURE: [2, 8], MODE: "full", "mtp.padding": "slack"},
         {CAPTURE: [2, 10], MODE: "full", "mtp.padding": "slack"},
     ),
-    Case("R04", "local", CAPTURE, {CAPTURE: [2, 10], MODE: "full"}, {CAPTURE: [2, 10]}),
+    Case("R04", "local", CAPTURE, {CAPTURE: [2, 10], MODE: "full"}, {CAPTURE: [2, 10], MODE: "eager"}),
     Case("R05", "a3", CAPTURE, SLACK_A3, {**SLACK_A3, CAPTURE: [86]}),
     Case("R05", "a3", CAPTURE, {**SLACK_A3, CAPTURE: [2, 86]}, {**SLACK_A3, MODE: "piecewise"}),
     Case("R05", "a3", CAPTURE, {**SLACK_A3, CAPTURE: [80]}, {CAPTURE: [2, 80]}),
@@ -302,7 +302,7 @@ CASES = (
         "local",
         "mtp.attention",
         {"mtp.attention": "chunked_prefill", MODE: "full"},
-        {"mtp.attention": "chunked_prefill"},
+        {"mtp.attention": "chunked_prefill", MODE: "eager"},
     ),
     Case(
         "R42",

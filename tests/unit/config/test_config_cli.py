@@ -92,7 +92,8 @@ def test_render_says_which_padding_and_graphs_and_why(copy: MakeCopy) -> None:
     shown = mtpctl("render", "local", "--inventories", str(found.root)).stdout
     assert "padding: slack (asked for by mtp.padding)" in shown
     assert "graphs: full, sizes 2, 4, 10 tokens" in shown
-    assert "graphs: eager" in mtpctl("render", "local").stdout
+    eager = found.edit({"serving.decode.graph_mode": "eager"})
+    assert "graphs: eager" in mtpctl("render", "local", "--inventories", str(eager.root)).stdout
 
 
 # K, what config.json says -> the warning
