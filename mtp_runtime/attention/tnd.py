@@ -22,6 +22,12 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 """What the operators take. The functions here take any floating point type."""
 
 
+def want(good: bool, name: str, what: str) -> None:
+    """Raises ValueError about the argument `name` unless it is good."""
+    if not good:
+        raise ValueError(f"{name}: {what}")
+
+
 def attend(
     query: Tensor,
     key: Tensor,
@@ -43,7 +49,7 @@ def attend(
     """Causal attention of ragged segments over paged latents: softmax(scale (q . k + q_rope . k_rope)) v.
 
     query [T, N, D] (absorbed into the latent space), query_rope [T, N, R]; key [blocks, block_size, D] and key_rope
-    [blocks, block_size, R], views of the cache; value: key again. Any strides.
+    [blocks, block_size, R], views of the cache; value: shaped like key, in MLA key itself. Any strides.
     actual_seq_lengths: prefix sums of the segments' lengths, one entry a slot, the last equals T; some may be empty.
     actual_seq_lengths_kv: entries of each slot, the step's own tokens included. block_table [slots, P] int32: only the
     entries that these lengths use are read. atten_mask: FIA's compressed mask, always the same and not read.
@@ -86,18 +92,19 @@ def attend(
     if bool(((blocks < 0) | (blocks >= len(key))).any()):
         raise ValueError(f"block_table: an id in use is not in 0..{len(key) - 1}")
     # What lies beyond a slot's length is anyone's: nought times it could still be NaN.
-    latents, ropes = (
-        torch.where(used[..., None], part[blocks, positions % block_size], 0).to(exact) for part in (key, key_rope)
+    keys, ropes, values = (
+        torch.where(used[..., None], part[blocks, positions % block_size], 0).to(exact)
+        for part in (key, key_rope, value)
     )
 
     segments = query.new_zeros(
         len(ends), int(counts.max()), num_heads, query.shape[2] + query_rope.shape[2], dtype=exact
     )
     segments[owner, place] = torch.cat((query, query_rope), dim=-1).to(exact)
-    scores = segments.flatten(1, 2) @ torch.cat((latents, ropes), dim=-1).transpose(1, 2) * scale
+    scores = segments.flatten(1, 2) @ torch.cat((keys, ropes), dim=-1).transpose(1, 2) * scale
     visible = (lengths - counts + 1)[:, None] + torch.arange(segments.shape[1])
     hidden = positions >= visible.repeat_interleave(num_heads, dim=1)[..., None]
-    mixed = scores.masked_fill_(hidden, -torch.inf).softmax(-1) @ latents
+    mixed = scores.masked_fill_(hidden, -torch.inf).softmax(-1) @ values
     sees = visible[owner, place] > 0
     out = mixed.unflatten(1, (-1, num_heads))[owner, place]
     return torch.where(sees[:, None, None], out, 0).to(query.dtype)
@@ -122,10 +129,6 @@ def check(
 ) -> None:
     """Raises ValueError that names the first argument of `attend` that does not fit the others."""
 
-    def want(good: bool, name: str, what: str) -> None:
-        if not good:
-            raise ValueError(f"{name}: {what}")
-
     want(input_layout == "TND", "input_layout", f"only TND, not {input_layout}")
     want(sparse_mode == 3, "sparse_mode", f"only 3 (causal), not {sparse_mode}")
     want(num_key_value_heads == 1, "num_key_value_heads", f"MLA has 1, not {num_key_value_heads}")
@@ -142,8 +145,7 @@ def check(
         "key_rope",
         f"must be {[*key.shape[:2], query_rope.shape[2]]}, not {list(key_rope.shape)}",
     )
-    same = (value.data_ptr(), value.shape, value.stride()) == (key.data_ptr(), key.shape, key.stride())
-    want(same, "value", "must be key, as in MLA")
+    want(value.shape == key.shape, "value", f"must be {list(key.shape)} like key, not {list(value.shape)}")
     for name, tensor in (("query_rope", query_rope), ("key", key), ("key_rope", key_rope), ("value", value)):
         want(tensor.dtype == query.dtype, name, f"must be {query.dtype} like query, not {tensor.dtype}")
     want(block_table.dtype == torch.int32, "block_table", f"must be int32, not {block_table.dtype}")
@@ -194,10 +196,6 @@ def write_latent_kv(kv_c: Tensor, k_pe: Tensor, cache: Tensor, slot_mapping: Ten
 
 def check_write(kv_c: Tensor, k_pe: Tensor, cache: Tensor, slot_mapping: Tensor) -> None:
     """Raises ValueError that names the first argument of `write_latent_kv` that does not fit the others."""
-
-    def want(good: bool, name: str, what: str) -> None:
-        if not good:
-            raise ValueError(f"{name}: {what}")
 
     want(kv_c.dim() == 2, "kv_c", f"must be [T, D], not {list(kv_c.shape)}")
     tokens = len(kv_c)
