@@ -11,17 +11,23 @@ import multiprocessing
 import os
 import tempfile
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from mtp_runtime.config.engines import CPU_ATTENTION, cpu_env
+from mtp_runtime.config.graph_plan import CUDAGRAPH_MODE
+from mtp_runtime.graphs.slots import graph_slots
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = os.environ.get("MTP_TEST_MODEL", "mtp_runtime/model/weights")
 PRELOAD = ["vllm.entrypoints.llm", "vllm.v1.worker.cpu_worker", "vllm.model_executor.models.deepseek_mtp"]
 LIMIT_S = 600
 MAX_MODEL_LEN = 512
+BLOCK = 16
+KV_ROW_BYTES = 576 * 4
+"""One token in one layer: a latent of 512 and a rotary part of 64, float32."""
 
 _BASE_ENV = {**cpu_env(str(ROOT)), "VLLM_LOGGING_LEVEL": "ERROR"}
 
@@ -41,13 +47,49 @@ class Run:
 
 @dataclass
 class Arm:
-    """One engine: its K, its drafter, its environment, further engine arguments, what it is asked."""
+    """One engine: its K, its drafter, its environment, further engine arguments, what it is asked.
+
+    graph_mode: eager | piecewise | full; attention and padding as in the cluster file. capture_slots: of the graphs,
+    None for those that a plan renders. asks: name -> a function of a module, called with the LLM after the runs; its
+    result is found[name].
+    """
 
     k: int
     runs: list[Run] = field(default_factory=list)
     env: dict[str, str] = field(default_factory=dict)
     draft_sampling: str = "greedy"
     engine: dict[str, Any] = field(default_factory=dict)
+    graph_mode: str = "eager"
+    attention: str = "tnd"
+    padding: str = "placeholder"
+    max_num_seqs: int = 8
+    capture_slots: list[int] | None = None
+    asks: dict[str, Callable[[Any], Any]] = field(default_factory=dict)
+
+    def slots(self) -> list[int]:
+        """Slots of the graphs, ascending; none when eager."""
+        if self.graph_mode == "eager":
+            return []
+        return self.capture_slots or graph_slots(self.max_num_seqs, self.k, self.padding)
+
+    def modes(self) -> dict[str, Any]:
+        """Engine arguments of the graph mode, as `mtp_runtime.config` renders them."""
+        if self.graph_mode == "eager":
+            return {"enforce_eager": True}
+        sizes = [slots * (self.k + 1) for slots in self.slots()]
+        mode = CUDAGRAPH_MODE[self.graph_mode]
+        return {"compilation_config": {"mode": 0, "cudagraph_mode": mode, "cudagraph_capture_sizes": sizes}}
+
+    def environment(self) -> dict[str, str]:
+        """What the modes need in the environment, and what the arm adds."""
+        breakable = {"VLLM_USE_BREAKABLE_CUDAGRAPH": "1"} if self.graph_mode == "piecewise" else {}
+        return {"MTP_ATTENTION": self.attention, "MTP_PADDING": self.padding, **breakable, **self.env}
+
+    def kv_bytes(self) -> int:
+        """KV memory in which every request reaches the longest context, with its drafts, and the null block."""
+        context = self.engine.get("max_model_len", MAX_MODEL_LEN) + self.k
+        layers = config()["num_hidden_layers"] + bool(self.k)
+        return (self.max_num_seqs * -(-context // BLOCK) + 1) * BLOCK * layers * KV_ROW_BYTES
 
 
 def config() -> dict[str, Any]:
@@ -64,7 +106,7 @@ def start(arms: list[Arm]) -> list[dict[str, Any]]:
     for arm in arms:
         receiver, sender = context.Pipe(duplex=False)
         with tempfile.TemporaryDirectory() as counters:  # the arm ends without a chance to tidy up
-            env = {**arm.env, "MTP_RUNTIME_COUNTERS_DIR": counters}
+            env = {**arm.environment(), "MTP_RUNTIME_COUNTERS_DIR": counters}
             process = context.Process(target=_child, args=(arm, env, sender))
             process.start()
             sender.close()
@@ -115,7 +157,11 @@ def _serve(arm: Arm) -> dict[str, Any]:
         )
     runner = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
     sampler = getattr(runner, "rejection_sampler", None)
-    return {"answers": answers, "sampler": f"{type(sampler).__module__}.{type(sampler).__name__}"}
+    return {
+        "answers": answers,
+        "sampler": f"{type(sampler).__module__}.{type(sampler).__name__}",
+        "found": {name: ask(llm) for name, ask in arm.asks.items()},
+    }
 
 
 def _engine(arm: Arm) -> Any:
@@ -131,15 +177,14 @@ def _engine(arm: Arm) -> Any:
         "model": MODEL,
         "dtype": "float32",
         "attention_backend": CPU_ATTENTION,
-        "enforce_eager": True,
         "skip_tokenizer_init": True,
         "max_model_len": MAX_MODEL_LEN,
-        "max_num_seqs": 8,
-        "kv_cache_memory_bytes": 160 << 20,
+        "max_num_seqs": arm.max_num_seqs,
+        "kv_cache_memory_bytes": arm.kv_bytes(),
         "disable_log_stats": False,
         "seed": 0,
     }
-    return LLM(**{**fixed, **({"speculative_config": speculative} if arm.k else {}), **arm.engine})
+    return LLM(**{**fixed, **arm.modes(), **({"speculative_config": speculative} if arm.k else {}), **arm.engine})
 
 
 def _sampling(run: Run) -> Any:
