@@ -41,6 +41,7 @@ def files(modules: Sequence[str], root: Path = ROOT) -> set[Path]:
             continue
         found.add(path)
         waiting += [*_parents(name), *_imports(name, path)]
+        found.update((path.parent / "csrc").glob("*.cpp"))  # what its package compiles
     return found
 
 

@@ -118,7 +118,7 @@ def build() -> Path:
     """
     flags = (*FLAGS, *_instructions())
     base = _hash(SOURCE.read_bytes(), torch.__version__, *flags)
-    folder = Path(os.environ.get("MTP_KERNEL_CACHE") or _cache() / "mtp_runtime")
+    folder = _folder()
     compiler = os.environ.get("CXX") or "g++"
     try:
         version = subprocess.run([compiler, "--version"], capture_output=True, check=True, text=True).stdout
@@ -176,8 +176,9 @@ def _instructions() -> tuple[str, ...]:
     return ("-mavx2", "-mfma") if {"avx2", "fma"} <= set(known) else ()
 
 
-def _cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+def _folder() -> Path:
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return Path(os.environ.get("MTP_KERNEL_CACHE") or cache / "mtp_runtime")
 
 
 def _hash(*parts: str | bytes) -> str:
@@ -191,9 +192,11 @@ def _hash(*parts: str | bytes) -> str:
 def main() -> int:
     """Builds the kernels and prints where they are. Exit code 1, and a logged line, if they cannot be built."""
     begin = time.perf_counter()
+    before = {path.name for path in _folder().glob("*.so")}
     if not load():
         return 1
-    print(f"TND attention: {why()} ({time.perf_counter() - begin:.1f} s)")
+    built = {path.name for path in _folder().glob("*.so")} - before
+    print(f"TND attention: {why()}" + (f" (built in {time.perf_counter() - begin:.1f} s)" if built else ""))
     return 0
 
 
