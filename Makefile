@@ -154,10 +154,12 @@ test-live: venv ## tests on a running stack (deploys CLUSTER=local, destroys it)
 	@$(call say,'live tests')
 	@$(BIN)/python -m pytest tests/monitoring tests/deploy -m live $(PYTEST_ARGS)
 
-.PHONY: bench bench-core bench-engine bench-acceptance
-bench: bench-core bench-engine bench-acceptance ## all benchmarks
-bench-core: engine ## verification, without an engine
+.PHONY: bench bench-core bench-attention bench-engine bench-acceptance
+bench: bench-core bench-attention bench-engine bench-acceptance ## all benchmarks
+bench-core: engine ## verification, planning and padding, without an engine
 	@$(ENGINE_PYTHON) -m loadtests.bench_core $(ARGS)
+bench-attention: engine ## decode attention: three ways to verify K + 1 tokens, without an engine
+	@$(ENGINE_PYTHON) -m loadtests.bench_attention $(ARGS)
 bench-engine: engine ## step cost and TPOT with and without MTP, with verdicts (ARGS=--strict: exit 1 if one is missed)
 	@$(ENGINE_PYTHON) -m loadtests.bench_engine $(ARGS)
 bench-acceptance: engine ## how many drafts each verification accepts on the shipped model

@@ -10,6 +10,8 @@ Aims: greedy at most 1.2 of an argmax pass, one-hot at most 2.5 and with draft p
 pass, never slower than vLLM, and at most one copy of the logits in extra memory (the peak of one call, in copies of the
 logits; 8 MiB beyond are forgiven). Top-k and top-p filtering, which both sides leave to vLLM's function, is timed
 apart.
+
+Last, planning and padding (`bench_plan`), which go before every step.
 """
 
 from __future__ import annotations
@@ -35,10 +37,13 @@ from vllm.v1.sample.rejection_sampler import RejectionSampler
 from vllm.v1.sample.sampler import Sampler
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
+from loadtests import bench_plan
+
 VOCAB = 129_280
 """DeepSeek-V3's."""
 SHAPES = [(batch, k) for batch in (1, 16, 64, 256) for k in (1, 3)]
 AIMS = {"greedy": 1.2, "one-hot": 2.5, "tokenwise, q": 4.0, "block, q": 4.0}
+PARTS = ("verification", "planning")
 SMALL = 8 << 20
 """Bytes that do not count as a copy: sums of tiles, a chunk that fits a cache."""
 
@@ -176,14 +181,8 @@ def filters(batch: int, k: int, seconds: float) -> dict[str, float]:
     return dict(zip(limits, ratios([lambda: logits.softmax(-1)], calls, seconds)[1], strict=True))  # type: ignore[arg-type]
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Entry point."""
-    parser = argparse.ArgumentParser(prog="bench_core", description=__doc__)
-    parser.add_argument("--seconds", type=float, default=2.0, help="at least so long a cell (and at least 5 rounds)")
-    parser.add_argument("--largest", type=int, default=256, help="largest batch")
-    parser.add_argument("--json", action="store_true", help="one JSON line a row")
-    options = parser.parse_args(arguments)
-    torch.set_num_threads(1)
+def show(options: argparse.Namespace) -> None:
+    """Measure verification and print it, row by row."""
     current_platform.import_kernels()
     current_platform.register_triton_kernel_overrides()  # as vLLM's worker does
     if not options.json:
@@ -205,6 +204,21 @@ def main(arguments: list[str] | None = None) -> int:
             if options.json
             else f"{name} alone, batch 16, K 3: {ratio:.2f}"
         )
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Entry point."""
+    parser = argparse.ArgumentParser(prog="bench_core", description=__doc__)
+    parser.add_argument("--seconds", type=float, default=2.0, help="at least so long a cell (and at least 5 rounds)")
+    parser.add_argument("--largest", type=int, default=256, help="largest batch")
+    parser.add_argument("--json", action="store_true", help="one JSON line a row")
+    parser.add_argument("--part", nargs="+", choices=PARTS, default=PARTS, help="what to measure (default: all)")
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    if "verification" in options.part:
+        show(options)
+    if "planning" in options.part:
+        bench_plan.show(options.seconds / 4, options.largest, options.json)
     return 0
 
 
