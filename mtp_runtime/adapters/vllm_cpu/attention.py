@@ -24,6 +24,9 @@ from mtp_runtime.adapters.vllm_cpu.settings import InjectedFault, settings
 from mtp_runtime.adapters.vllm_cpu.steps import Step
 from mtp_runtime.attention import native
 from mtp_runtime.attention.batch_expansion import expand_rows
+from mtp_runtime.attention.call import FiaCall
+from mtp_runtime.attention.constraints import enforce
+from mtp_runtime.attention.mask import causal_mask
 from mtp_runtime.choice import BATCH_EXPANSION, CHUNKED_PREFILL, TND
 from mtp_runtime.metrics import names
 
@@ -153,37 +156,59 @@ class MtpMLAImpl(CPUMLAImpl):
 
     stop_after_write = False
     """Raise KvWritten once a layer's KV is written: how the drafter keeps its KV up to date without drafting."""
+    _checked: ClassVar[set[tuple[Any, ...]]] = set()
+    """Shapes of calls that an NPU would take."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         native.load()
         self._way = settings().attention
         self._fault = settings().fault == "attention"
+        self._debug = settings().debug
+        # Here, for a mask made while a graph is recorded would be made again by each replay.
+        self._mask = causal_mask() if self._way == TND else None
         self._calls = Count(names.PLUGIN_ATTENTION_DECODE_CALLS)
         self._steps = Count(names.PLUGIN_ATTENTION_DRAFT_STEPS)
 
     def forward_mqa(self, q: Any, kv_c_and_k_pe_cache: torch.Tensor, attn_metadata: Any, layer: Any) -> Any:
-        """Decode queries [T, heads, 512 and 64]. Returns ([T, heads, 512], None)."""
+        """Decode queries [T, heads, 512 and 64]. Returns ([T, heads, 512], None).
+
+        TND: the very call that an NPU gets. Raises FiaConstraintError where it breaks a rule of that operator.
+        """
         decode = attn_metadata.decode
         self._count(decode)
         if self._way != TND:
             return super().forward_mqa(q, kv_c_and_k_pe_cache, attn_metadata, layer)
         nope, rope = q if isinstance(q, tuple) else q.split([self.kv_lora_rank, self.qk_rope_head_dim], dim=-1)
         latents = kv_c_and_k_pe_cache[..., : self.kv_lora_rank]
-        attended = torch.ops.mtp_runtime.fused_infer_attention_score(
-            nope,
-            latents,
-            latents,
-            query_rope=rope,
-            key_rope=kv_c_and_k_pe_cache[..., self.kv_lora_rank :],
-            actual_seq_lengths=decode.actual_seq_lengths,
-            actual_seq_lengths_kv=decode.actual_seq_lengths_kv,
-            block_table=decode.block_table,
-            num_heads=self.num_heads,
-            scale=self.scale,
-            block_size=kv_c_and_k_pe_cache.shape[1],
-        )
-        return attended, None
+        arguments = {
+            "query_rope": rope,
+            "key_rope": kv_c_and_k_pe_cache[..., self.kv_lora_rank :],
+            "atten_mask": self._mask,
+            "actual_seq_lengths": decode.actual_seq_lengths,
+            "actual_seq_lengths_kv": decode.actual_seq_lengths_kv,
+            "block_table": decode.block_table,
+            "num_heads": self.num_heads,
+            "scale": self.scale,
+            "num_key_value_heads": 1,
+            "input_layout": "TND",
+            "sparse_mode": 3,
+            "block_size": kv_c_and_k_pe_cache.shape[1],
+        }
+        self._check(nope, latents, arguments)
+        return torch.ops.mtp_runtime.fused_infer_attention_score(nope, latents, latents, **arguments), None
+
+    def _check(self, query: torch.Tensor, latents: torch.Tensor, arguments: dict[str, Any]) -> None:
+        """The first call of each shape, or all of them with MTP_DEBUG=1. A replayed graph comes by here only when it
+        is recorded."""
+        rope, table = arguments["query_rope"], arguments["block_table"]
+        ends, lengths = arguments["actual_seq_lengths"], arguments["actual_seq_lengths_kv"]
+        # Written out: it stands in the way of every call.
+        shapes = (query.shape, rope.shape, latents.shape, table.shape, len(ends), len(lengths), self.num_heads)
+        shape = (shapes, query.dtype, rope.dtype, latents.dtype, table.dtype)
+        if self._debug or shape not in self._checked:
+            enforce(FiaCall.from_tensors(query, latents, latents, **arguments), engine="cpu")
+            self._checked.add(shape)
 
     def forward_mha(self, *args: Any, **kwargs: Any) -> None:
         """Prefill as vLLM does it; arguments too, the metadata fifth."""
