@@ -16,9 +16,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
+REFUSED_READS = (Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__dlpack__)
 REFUSED_TAGS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.nondeterministic_seeded)
 
 
@@ -53,7 +55,7 @@ def record(step: Callable[[], Any], host_lists: Mapping[str, list[int]]) -> Reco
     host_lists: name -> the list that the step gives to operators under that keyword. Errors: CaptureError.
     """
     recorder = _Recorder(host_lists)
-    with torch.no_grad(), recorder:
+    with torch.no_grad(), _NoReads(), recorder:
         result = step()
     return recorder.finish(result)
 
@@ -61,6 +63,15 @@ def record(step: Callable[[], Any], host_lists: Mapping[str, list[int]]) -> Reco
 def storage(tensor: Tensor) -> int:
     """What two views of the same memory share."""
     return tensor.untyped_storage().data_ptr()
+
+
+class _NoReads(TorchFunctionMode):
+    """Refuses what hands out a tensor's values past the dispatcher: they would become constants unseen."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in REFUSED_READS:
+            raise CaptureError(f"Tensor.{func.__name__} cannot be part of a static graph (it reads values)")
+        return func(*args, **(kwargs or {}))
 
 
 class _Recorder(TorchDispatchMode):
@@ -79,11 +90,19 @@ class _Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         _refuse_dynamic(func, args)
+        if func is torch.ops.aten.lift_fresh.default:
+            # What torch.tensor(...) makes is new in each run of the step, whatever was written to the one before.
+            func = torch.ops.aten.lift_fresh_copy.default
         node_args = tree_map_only(Tensor, self._node, args)
         node_kwargs = {name: self._keyword(name, value) for name, value in kwargs.items()}
-        result = func(*args, **kwargs)
+        written = [(tensor, _form(tensor)) for tensor in _written(func, args, kwargs)]
+        with torch._C.DisableTorchFunction():  # inside an operator anything goes
+            result = func(*args, **kwargs)
         node = self.recording.graph.call_function(func, tuple(node_args), node_kwargs)
-        self._note_writes(func, args, kwargs)
+        for tensor, form in written:
+            if form is not None and form != _form(tensor):
+                raise CaptureError(f"{func} cannot be part of a static graph (it changes a tensor's shape in place)")
+            self.recording.written.add(storage(tensor))
         self._keep(node, result)
         return result
 
@@ -130,12 +149,20 @@ class _Recorder(TorchDispatchMode):
             if isinstance(part, Tensor):
                 self._know(self.recording.graph.call_function(_item, (node, index)), part)
 
-    def _note_writes(self, func: Any, args: Any, kwargs: Any) -> None:
-        for index, argument in enumerate(func._schema.arguments):
-            if argument.alias_info is None or not argument.alias_info.is_write:
-                continue
-            value = args[index] if index < len(args) else kwargs.get(argument.name)
-            tree_map_only(Tensor, lambda tensor: self.recording.written.add(storage(tensor)), value)
+
+def _written(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
+    """The tensors that an operator writes."""
+    values = [
+        args[index] if index < len(args) else kwargs.get(argument.name)
+        for index, argument in enumerate(func._schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    ]
+    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
+
+
+def _form(tensor: Tensor) -> Any:
+    """Where a tensor's elements lie; None without any, as an `out` that is still to get its memory."""
+    return (storage(tensor), tensor.storage_offset(), tensor.shape, tensor.stride()) if tensor.numel() else None
 
 
 def _refuse_dynamic(func: Any, args: Any) -> None:

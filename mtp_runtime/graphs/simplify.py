@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, fx
 
 from mtp_runtime.graphs.capture import Recording, storage
@@ -24,20 +25,24 @@ def simplify(recording: Recording) -> Recording:
 
 
 def _writes(node: fx.Node) -> bool:
-    """Whether a node does more than return a value."""
+    """Whether a node does more than return a value. An engine's own operators may, whatever their schemas say."""
     if node.op in ("placeholder", "output"):
         return True
     schema = getattr(node.target, "_schema", None)
-    return schema is not None and bool(schema.is_mutable)
+    return schema is not None and (bool(schema.is_mutable) or not schema.name.startswith("aten::"))
 
 
 def _drop_same_view(recording: Recording, node: fx.Node) -> bool:
-    """`alias`, `detach`, a slice of everything: an operator that returns the very memory it was given."""
+    """`alias`, `detach`, a slice of everything: an operator that returns the very memory it was given.
+
+    So does the copy of a constant that nobody writes.
+    """
     value = recording.values.get(node)
     if not isinstance(value, Tensor):
         return False
+    constant = node.target is torch.ops.aten.lift_fresh_copy.default and _unwritten(recording, node)
     for source in node.all_input_nodes:
-        if source.op != "placeholder" and _same(recording.values.get(source), value):
+        if source.op != "placeholder" and (constant or _same(recording.values.get(source), value)):
             node.replace_all_uses_with(source)
             return True
     return False
@@ -51,13 +56,15 @@ def _same(first: Any, second: Tensor) -> bool:
         and first.stride() == second.stride()
         and first.storage_offset() == second.storage_offset()
         and storage(first) == storage(second)
+        and first.is_conj() == second.is_conj()
+        and first.is_neg() == second.is_neg()
     )
 
 
 def _fold_weights(recording: Recording, node: fx.Node) -> None:
     """A value that depends on weights alone is a weight. Whoever loads other weights records again."""
     value, sources = recording.values.get(node), node.all_input_nodes
-    if not isinstance(value, Tensor) or not sources or storage(value) in recording.written:
+    if not isinstance(value, Tensor) or not sources or not _unwritten(recording, node):
         return
     if any(source not in recording.parameters for source in sources):
         return
