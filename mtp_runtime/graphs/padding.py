@@ -104,6 +104,12 @@ def pad(buffers: StepBuffers, plan: Plan, inputs: StepInputs) -> None:
     """
     if plan.graph != buffers.graph:
         raise InputError(f"plan: made for {plan.graph}, the buffers are those of {buffers.graph}")
+    for name in buffers.lists():
+        values, slots = getattr(plan, name), plan.graph.slots
+        if len(values) != slots:
+            raise InputError(f"{name}: {len(values)} entries, the graph has {slots} slots")
+    if plan.actual_seq_lengths[-1] != plan.graph.tokens:
+        raise InputError(f"actual_seq_lengths: ends in {plan.actual_seq_lengths[-1]}, not in {plan.graph.tokens}")
     counts = {"block_table": plan.requests}
     persistent = buffers.tensors()
     for entry in fields(StepInputs):
@@ -145,8 +151,8 @@ def _check(name: str, given: Any, buffer: Tensor | None, count: int) -> None:
         return
     if given.dtype != buffer.dtype:
         raise InputError(f"{name}: {given.dtype}, the graph was recorded with {buffer.dtype}")
+    narrower = name == "block_table" and given.dim() == 2 and given.shape[1] <= buffer.shape[1]
+    if given.dim() != buffer.dim() or (given.shape[1:] != buffer.shape[1:] and not narrower):
+        raise InputError(f"{name}: shape {tuple(given.shape)}, the graph takes rows of {tuple(buffer.shape[1:])}")
     if given.shape[0] != count:
         raise InputError(f"{name}: {given.shape[0]} rows, the plan says {count}")
-    narrower = name == "block_table" and given.dim() == 2 and given.shape[1] <= buffer.shape[1]
-    if given.shape[1:] != buffer.shape[1:] and not narrower:
-        raise InputError(f"{name}: shape {tuple(given.shape)}, the graph takes rows of {tuple(buffer.shape[1:])}")

@@ -70,7 +70,6 @@ class StaticStep:
         self._step = step
         self._uses_lists = uses_lists
         self._run: fx.GraphModule | None = None
-        self._lengths: dict[str, int] = {}
 
     @property
     def operators(self) -> list[str]:
@@ -83,9 +82,7 @@ class StaticStep:
         if self._run is not None:
             raise CaptureError("this graph is captured already")
         self.buffers.clear()
-        lists = self.buffers.lists() if self._uses_lists else {}
-        self._lengths = {name: len(values) for name, values in lists.items()}
-        self._run = simplify(record(lambda: self._step(self.buffers), lists)).compile()
+        self._run = simplify(record(lambda: self._step(self.buffers), self._lists())).compile()
 
     def can_use(self, requests: int, tokens: int) -> bool:
         """See StepGraph; False before the capture."""
@@ -95,13 +92,12 @@ class StaticStep:
         """See StepGraph. Raises InputError for an input of another form and CaptureError before the capture."""
         run = self._captured()
         pad(self.buffers, plan, inputs)
-        lists = self.buffers.lists()
-        for name, length in self._lengths.items():
-            if len(lists[name]) != length:
-                raise InputError(f"{name}: {len(lists[name])} entries, the graph was recorded with {length}")
         self.hits += 1
         with torch.no_grad():
-            return run(**{name: lists[name] for name in self._lengths})
+            return run(**self._lists())
+
+    def _lists(self) -> dict[str, list[int]]:
+        return self.buffers.lists() if self._uses_lists else {}
 
     def _captured(self) -> fx.GraphModule:
         if self._run is None:
@@ -131,6 +127,8 @@ class PiecewiseStep:
 
     def capture(self) -> None:
         """Record. Raises CaptureError."""
+        if self._run is not None:
+            raise CaptureError("this graph is captured already")
         self._run = simplify(record(lambda: self._step(**self.tensors), {})).compile()
 
     def replay(self, **inputs: Tensor) -> Any:
@@ -141,10 +139,13 @@ class PiecewiseStep:
             raise InputError(f"{', '.join(inputs)}: the graph takes {', '.join(self.tensors)}")
         for name, given in inputs.items():
             buffer = self.tensors[name]
-            if given.dtype != buffer.dtype or given.shape[1:] != buffer.shape[1:] or len(given) > len(buffer):
+            alike = given.dtype == buffer.dtype and given.dim() == buffer.dim() and given.shape[1:] == buffer.shape[1:]
+            if not alike or len(given) > len(buffer):
                 raise InputError(
                     f"{name}: {given.dtype} {tuple(given.shape)}, recorded {buffer.dtype} {tuple(buffer.shape)}"
                 )
+        if len({len(given) for given in inputs.values()}) > 1:
+            raise InputError(f"{', '.join(inputs)}: {', '.join(str(len(given)) for given in inputs.values())} rows")
         for name, given in inputs.items():
             self.tensors[name][: len(given)].copy_(given)
             self.tensors[name][len(given) :].zero_()
