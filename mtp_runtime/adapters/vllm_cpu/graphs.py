@@ -75,11 +75,12 @@ class SlotDispatcher(CudagraphDispatcher):  # type: ignore[misc]
 class Forward:
     """How a model's layers find their inputs when a static step runs them: vLLM's forward context."""
 
-    def __init__(self, vllm_config: VllmConfig) -> None:
+    def __init__(self, vllm_config: VllmConfig, blocks: int) -> None:
+        """blocks: columns of the engine's block table."""
         self._config = vllm_config
+        self.blocks = blocks
         layers = vllm_config.compilation_config.static_forward_context
         self.layers = [name for name, layer in layers.items() if isinstance(layer, MLAAttention)]
-        self.blocks = -(-vllm_config.model_config.max_model_len // vllm_config.cache_config.block_size) + 1
         self.way = settings().attention
 
     @contextmanager
@@ -165,9 +166,12 @@ class TargetGraphs:
         """The model itself."""
         return self.model
 
-    def capture(self, graphs: list[Graph], pieces: list[int]) -> None:
-        """Record the whole step in these shapes, and the pieces between attention for these numbers of tokens."""
-        forward = Forward(self._config)
+    def capture(self, graphs: list[Graph], pieces: list[int], blocks: int) -> None:
+        """Record the whole step in these shapes, and the pieces between attention for these numbers of tokens.
+
+        blocks: columns of the engine's block table.
+        """
+        forward = Forward(self._config, blocks)
         self._layer = forward.layers[0]
         for graph in graphs:
             static = forward.capture(self.model, graph, None)

@@ -45,11 +45,14 @@ class MtpProposer(EagleProposer):  # type: ignore[misc]
         """vLLM's own graphs of the drafter are not used."""
         super().initialize_cudagraph_keys(CUDAGraphMode.NONE)
 
-    def capture(self, first: list[Graph], later: list[int], pieces: list[int]) -> None:
-        """Record the layer: first passes in these shapes, later depths with these numbers of requests, or pieces."""
+    def capture(self, first: list[Graph], later: list[int], pieces: list[int], blocks: int) -> None:
+        """Record the layer: first passes in these shapes, later depths with these numbers of requests, or pieces.
+
+        blocks: columns of the engine's block table.
+        """
         hidden = (self.hidden_size, self.dtype)
         if first:
-            forward = Forward(self.vllm_config)
+            forward = Forward(self.vllm_config, blocks)
             self._first = {graph: forward.capture(self.model, graph, hidden) for graph in first}
             if self.num_speculative_tokens > 1:
                 graphs = [Graph(requests, 1) for requests in later]

@@ -43,6 +43,16 @@ class MtpModelRunner(CPUModelRunner):  # type: ignore[misc]
     def _get_spec_decode_draft_probs(self, metadata: Any) -> torch.Tensor | None:
         return cached_draft_probs(self, metadata)
 
+    def _input_fits_in_drafter(self, common_attn_metadata: Any) -> bool:
+        """Always: our drafter has a place for drafts past the longest context.
+
+        With one request near it vLLM leaves out the drafter for all of them: zeros are verified as if they were drafts,
+        and the layer's KV of the others keeps a hole.
+        """
+        if isinstance(self.drafter, MtpProposer):
+            return common_attn_metadata is not None
+        return bool(super()._input_fits_in_drafter(common_attn_metadata))
+
     def load_model(self, load_dummy_weights: bool = False) -> None:
         """As vLLM; the model gets its graphs around it."""
         super().load_model(load_dummy_weights)
@@ -63,10 +73,11 @@ class MtpModelRunner(CPUModelRunner):  # type: ignore[misc]
         sizes = sorted(self.compilation_config.cudagraph_capture_sizes or [])
         pieces = sizes if mode.mixed_mode() == CUDAGraphMode.PIECEWISE else []
         drafter = getattr(self, "drafter", None)
-        self.model.capture(graphs, pieces)
+        blocks = self.input_batch.block_table[0].get_device_tensor(1).shape[1]
+        self.model.capture(graphs, pieces, blocks)
         if isinstance(drafter, MtpProposer):
             depths = draft_slots(self.max_num_reqs)
-            drafter.capture(graphs, depths, sorted({*pieces, *(depths if pieces else ())}))
+            drafter.capture(graphs, depths, sorted({*pieces, *(depths if pieces else ())}), blocks)
         shapes = ", ".join(f"{graph.slots} x {graph.width}" for graph in graphs) or ", ".join(map(str, pieces))
         log.info("static graphs (%s): %s, recorded in %.1f s", mode.name, shapes, time.perf_counter() - begin)
 
