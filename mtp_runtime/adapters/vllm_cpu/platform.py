@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING
 from vllm import envs
 from vllm.platforms.cpu import CpuPlatform
 
+from mtp_runtime.adapters.vllm_cpu.settings import settings
+from mtp_runtime.graphs.slots import graph_slots
+
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
@@ -31,17 +34,42 @@ class MtpCpuPlatform(CpuPlatform):  # type: ignore[misc]
 
     @classmethod
     def check_and_update_config(cls, vllm_config: VllmConfig) -> None:
-        """As vLLM's, which forgets graph sizes; and our classes."""
+        """As vLLM's, which forgets graph sizes; and our classes. Raises ValueError for sizes of no use."""
         from vllm.config import CompilationMode, CUDAGraphMode  # its module asks for the platform
 
-        compilation = vllm_config.compilation_config
-        sizes = compilation.cudagraph_capture_sizes
+        compilation, scheduler = vllm_config.compilation_config, vllm_config.scheduler_config
+        sizes, batched = compilation.cudagraph_capture_sizes or [], scheduler.max_num_batched_tokens
         if vllm_config.parallel_config.worker_cls == "auto":
             vllm_config.parallel_config.worker_cls = "mtp_runtime.adapters.vllm_cpu.runner.MtpWorker"
-        if vllm_config.scheduler_config.scheduler_cls is None:
-            vllm_config.scheduler_config.scheduler_cls = "mtp_runtime.adapters.vllm_cpu.scheduler.MtpScheduler"
+        if scheduler.scheduler_cls is None:
+            scheduler.scheduler_cls = "mtp_runtime.adapters.vllm_cpu.scheduler.MtpScheduler"
         super().check_and_update_config(vllm_config)
         if compilation.mode == CompilationMode.NONE and compilation.cudagraph_mode != CUDAGraphMode.NONE:
             compilation.cudagraph_capture_sizes = sizes
+            if compilation.cudagraph_mode.decode_mode() == CUDAGraphMode.FULL:
+                check_sizes(sizes, vllm_config.num_speculative_tokens, scheduler.max_num_seqs, batched)
         else:
             compilation.cudagraph_mode = CUDAGraphMode.NONE
+
+
+def check_sizes(sizes: list[int], k: int, requests: int, batched: int) -> None:
+    """Raises ValueError for sizes of whole-step graphs that are no n x (K + 1), and where vLLM may have dropped some.
+
+    vLLM rounds sizes up to multiples and drops those that then exceed the largest, and those above
+    max_num_batched_tokens (`batched`): the steps in question run eagerly.
+    """
+    width = k + 1
+    whole = [slots * width for slots in graph_slots(requests, k, settings().padding)]
+    wrong = [size for size in sizes if size % width]
+    if wrong:
+        raise ValueError(
+            f"cudagraph_capture_sizes: {', '.join(map(str, wrong))}: no multiple of K + 1 = {width} (K = {k}); for "
+            f"{requests} requests use {whole}"
+        )
+    if batched < whole[-1]:
+        raise ValueError(
+            f"max_num_batched_tokens {batched}: less than the {whole[-1]} tokens of a full batch at K = {k}, whose "
+            f"graph would be left out; use {whole[-1]} or more"
+        )
+    if not sizes:
+        raise ValueError(f"cudagraph_capture_sizes: none for whole-step graphs; at K = {k} use {whole}")

@@ -18,6 +18,7 @@ from mtp_runtime.adapters.vllm_cpu.graphs import SlotDispatcher, TargetGraphs
 from mtp_runtime.adapters.vllm_cpu.proposer import MtpProposer
 from mtp_runtime.adapters.vllm_cpu.randomness import cached_draft_probs
 from mtp_runtime.adapters.vllm_cpu.steps import entering
+from mtp_runtime.graphs.planner import choose
 from mtp_runtime.graphs.slots import draft_slots
 from mtp_runtime.metrics import names
 
@@ -80,6 +81,8 @@ class MtpModelRunner(CPUModelRunner):  # type: ignore[misc]
             drafter.capture(graphs, depths, sorted({*pieces, *(depths if pieces else ())}), blocks)
         shapes = ", ".join(f"{graph.slots} x {graph.width}" for graph in graphs) or ", ".join(map(str, pieces))
         log.info("static graphs (%s): %s, recorded in %.1f s", mode.name, shapes, time.perf_counter() - begin)
+        if graphs and choose(self.max_num_reqs, self.max_num_reqs * graphs[0].width, graphs) is None:
+            log.warning("no static graph holds %d requests with K drafts: such steps run eagerly", self.max_num_reqs)
 
     def _determine_batch_execution_and_padding(
         self, num_tokens: int, num_reqs: int, num_scheduled_tokens_np: Any, max_num_scheduled_tokens: int, **kwargs: Any
