@@ -122,7 +122,7 @@ lint: venv ## ruff, mypy, yamllint, ansible-lint
 	@cd ansible && PATH=$(BIN):$$PATH $(BIN)/ansible-lint -q -c ../.ansible-lint
 
 # Unit tests that need torch; the others run in the control environment.
-UNIT_ENGINE := $(wildcard tests/unit/adapters tests/unit/attention tests/unit/model tests/unit/verify)
+UNIT_ENGINE := $(wildcard $(addprefix tests/unit/,adapters attention drafting model static_graphs verify))
 # Those of the Triton kernels, on Triton's interpreter; the engine environment has no Triton.
 UNIT_TRITON := tests/unit/triton
 TRITON := $(ROOT)/$(LOCAL)/triton
@@ -148,6 +148,11 @@ triton: engine
 test-engine: engine ## tests with vLLM in one process
 	@$(call say,'engine tests')
 	@$(ENGINE_PYTHON) -m pytest tests/engine $(PYTEST_ARGS)
+
+.PHONY: test-full
+test-full: engine ## the combinations of modes and K that test-engine leaves out (it takes all pairs)
+	@$(call say,'engine tests: the full matrix')
+	@$(ENGINE_PYTHON) -m pytest tests/engine -m full $(PYTEST_ARGS)
 
 .PHONY: test-live
 test-live: venv ## tests on a running stack (deploys CLUSTER=local, destroys it)
