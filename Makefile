@@ -165,7 +165,7 @@ bench-core: engine ## verification, planning and padding, without an engine
 	@$(ENGINE_PYTHON) -m loadtests.bench_core $(ARGS)
 bench-attention: engine ## decode attention: three ways to verify K + 1 tokens, without an engine
 	@$(ENGINE_PYTHON) -m loadtests.bench_attention $(ARGS)
-bench-engine: engine ## step cost and TPOT with and without MTP, with verdicts (ARGS=--strict: exit 1 if one is missed)
+bench-engine: engine ## [ARGS='--part cost modes load active-k']: step cost and TPOT with and without MTP, with verdicts
 	@$(ENGINE_PYTHON) -m loadtests.bench_engine $(ARGS)
 bench-acceptance: engine ## how many drafts each verification accepts on the shipped model
 	@$(ENGINE_PYTHON) -m loadtests.bench_acceptance $(ARGS)

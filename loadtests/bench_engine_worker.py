@@ -1,63 +1,142 @@
-"""The engine process of one benchmark arm: reads a JSON request a line, answers with `BENCH {...}` lines."""
+"""The engine process of a benchmark, from inside: answers one batch of requests after the other."""
 
 from __future__ import annotations
 
 import gc
-import json
-import sys
+import os
 import time
+from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 from vllm import LLM, SamplingParams
+from vllm.sampling_params import RequestOutputKind
 
-from mtp_runtime.config.engines import CPU_ATTENTION
+from loadtests.bench_arms import Engine
+from mtp_runtime.choice import TND
+from mtp_runtime.metrics import names
+
+COUNTERS = {
+    "replays": names.PLUGIN_GRAPH_REPLAYS,
+    "draft_replays": names.PLUGIN_GRAPH_DRAFT_REPLAYS,
+    "no_graph": names.PLUGIN_GRAPH_EAGER_STEPS,
+}
 
 
-def build(model: str, k: int, length: int) -> LLM:
-    """An engine for one request at a time, in this process. Every arm, stock too, has a deployed rank's backend."""
-    speculative = {"method": "mtp", "num_speculative_tokens": k, "attention_backend": CPU_ATTENTION}
-    drafts: dict[str, Any] = {"speculative_config": speculative} if k else {}
-    return LLM(
-        model=model,
-        dtype="float32",
-        attention_backend=CPU_ATTENTION,
-        enforce_eager=True,
-        skip_tokenizer_init=True,
-        max_model_len=length,
-        max_num_seqs=4,
-        kv_cache_memory_bytes=160 << 20,
-        seed=0,
-        **drafts,
+def main(engine: Engine, model: str, length: int, connection: Connection) -> None:
+    """Start the engine, tell what that took, then serve until the other side is gone."""
+    recording = watch_recording() if engine.plugin else {}
+    begin = time.perf_counter()
+    llm = LLM(**engine.arguments(model, length))
+    start_s = time.perf_counter() - begin
+    gc.collect()
+    gc.freeze()  # the model's objects; what a step leaves behind is still collected
+    connection.send(
+        {
+            "start_s": start_s,
+            "recording_s": recording.get("seconds"),
+            "recording_mb": recording.get("mb"),
+            "rss_mb": resident_mb(),
+            "kernel": kernel() if engine.plugin and engine.attention == TND else None,
+        }
     )
+    while True:
+        try:
+            request = connection.recv()
+        except EOFError:
+            return
+        connection.send(serve(llm.llm_engine, plugin=engine.plugin, **request))
 
 
-def serve(engine: Any, name: str, request: dict[str, Any]) -> dict[str, Any]:
-    """Run one request step by step. Returns step_s [steps], tokens_per_step [steps] and token_ids."""
-    sampling = SamplingParams(
-        temperature=request["temperature"], seed=1, max_tokens=request["tokens"], ignore_eos=True, detokenize=False
-    )
-    engine.add_request(name, {"prompt_token_ids": request["prompt"]}, sampling)
-    step_s, counts, ids = [], [], []
+def serve(
+    engine: Any,
+    plugin: bool,
+    prompts: list[list[int]],
+    tokens: int,
+    temperature: float,
+    active_k: int | None = None,
+) -> dict[str, Any]:
+    """Run requests that come at once, step by step. Returns the fields of `bench_figures.Answer`.
+
+    active_k: drafts a request gets each step, where the engine has any.
+    """
+    if active_k is not None:
+        engine.engine_core.engine_core.scheduler.active_k = active_k
+    for number, prompt in enumerate(prompts):
+        sampling = SamplingParams(
+            temperature=temperature,
+            seed=1 + number,
+            max_tokens=tokens,
+            ignore_eos=True,
+            detokenize=False,
+            output_kind=RequestOutputKind.DELTA,
+        )
+        engine.add_request(str(number), {"prompt_token_ids": prompt}, sampling)
+    step_s: list[float] = []
+    ids: list[list[int]] = [[] for _ in prompts]
+    counts: list[list[int]] = [[] for _ in prompts]
+    joined = 0  # the steps up to the last prefill
+    before: dict[str, int] = {}
     while engine.has_unfinished_requests():
         begin = time.perf_counter()
         outputs = engine.step()
         step_s.append(time.perf_counter() - begin)
-        now = list(outputs[0].outputs[0].token_ids) if outputs else ids
-        counts.append(len(now) - len(ids))
-        ids = now
-    return {"step_s": step_s, "tokens_per_step": counts, "token_ids": ids}
+        for row in counts:
+            row.append(0)
+        for output in outputs:
+            number, new = int(output.request_id), output.outputs[0].token_ids
+            counts[number][-1] += len(new)
+            ids[number] += new
+        if not joined and all(ids):
+            joined, before = len(step_s), counted(plugin)
+    after = counted(plugin)
+    return {
+        "step_s": step_s,
+        "tokens": counts,
+        "token_ids": ids,
+        "decode_steps": len(step_s) - joined,
+        **{name: after[name] - before[name] for name in after},
+    }
 
 
-def main() -> None:
-    """Serve until standard input ends."""
-    model, k, length = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-    engine = build(model, k, length).llm_engine
-    gc.collect()
-    gc.freeze()  # the model's objects; what a step leaves behind is still collected
-    print("BENCH {}", flush=True)
-    for number, line in enumerate(sys.stdin):
-        print("BENCH " + json.dumps(serve(engine, str(number), json.loads(line))), flush=True)
+def counted(plugin: bool) -> dict[str, int]:
+    """What the plugin has counted so far; stock vLLM counts nothing."""
+    if not plugin:
+        return {}
+    from mtp_runtime.adapters.vllm_cpu.counters import totals
+
+    found = totals()
+    return {name: found[counter] for name, counter in COUNTERS.items()}
 
 
-if __name__ == "__main__":
-    main()
+def watch_recording() -> dict[str, float]:
+    """Time the recording of the graphs, and what it adds to this process; filled in when the engine has started."""
+    from mtp_runtime.adapters.vllm_cpu.runner import MtpModelRunner
+
+    capture, found = MtpModelRunner.capture_graphs, dict[str, float]()
+
+    def watched(runner: MtpModelRunner) -> None:
+        if runner.model_config.enforce_eager:
+            capture(runner)
+            return
+        gc.collect()
+        before, begin = resident_mb(), time.perf_counter()
+        capture(runner)
+        found["seconds"] = time.perf_counter() - begin
+        gc.collect()
+        found["mb"] = resident_mb() - before
+
+    MtpModelRunner.capture_graphs = watched
+    return found
+
+
+def resident_mb() -> float:
+    """Resident memory of this process, MB."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+def kernel() -> str:
+    """Which kernel TND attention runs."""
+    from mtp_runtime.attention import native
+
+    return native.why()
