@@ -5,7 +5,8 @@ segments, C++), `torch` (the same call, in torch) and `expansion` (one row a tok
 backend calls it; the rows are made once a step for all layers, and are not in the figure).
 All in this run, in turns, round after round: microseconds a call are medians over the rounds, ratios are medians of
 the ratios within a round. A round calls every way once a layer, with other blocks of the cache for each layer, so KV
-comes from where it would in a step. One thread, float32.
+comes from where it would in a step (torch: for one layer, and not beyond TORCH_LIMIT). float32. One thread, whose own
+processor time counts, so that other programs disturb less; with --threads the clock on the wall.
 
 Aim: TND faster than expansion at every shape.
 """
@@ -33,7 +34,7 @@ LAYERS = 20
 POOL = 8192
 SCALE = (tnd.LATENT + tnd.ROPE) ** -0.5
 TORCH_LIMIT = 1 << 16
-"""Entries of a call beyond which the form in torch, which copies them, is left out."""
+"""Entries of a call beyond which the form in torch, which copies them all, is left out."""
 WAYS = ("TND", "torch", "expansion")
 
 Call = Callable[[], Tensor]
@@ -94,7 +95,7 @@ def ways(
         "expansion": [lambda pair=pair: rows(*pair) for pair in expanded],  # type: ignore[misc]
     }
     if batch * context <= TORCH_LIMIT:
-        made["torch"] = [lambda table=table: segments(tnd.attend, table) for table in tables]  # type: ignore[misc]
+        made["torch"] = [lambda: segments(tnd.attend, tables[0])]
     answer = made["TND"][0]()
     for calls in made.values():
         torch.testing.assert_close(calls[0](), answer, atol=1e-4, rtol=0)
@@ -123,10 +124,11 @@ def measure(batch: int, k: int, context: int, heads: int, cache: Tensor, seconds
 
 
 def _time(calls: list[Call]) -> float:
-    begin = time.perf_counter()
+    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
+    begin = clock()
     for call in calls:
         call()
-    return (time.perf_counter() - begin) / len(calls)
+    return (clock() - begin) / len(calls)
 
 
 def crossover(rows: Sequence[Row]) -> str:

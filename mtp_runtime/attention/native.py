@@ -41,7 +41,7 @@ SCHEMAS = {
     "write_latent_kv": "(Tensor kv_c, Tensor k_pe, Tensor(a!) cache, Tensor slot_mapping) -> ()",
 }
 # No contraction: a product and a sum are fused where the source says so, the same in every loop.
-FLAGS = ("-std=c++20", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fopenmp", "-fPIC", "-shared", "-Wno-psabi")
+FLAGS = ("-std=c++20", "-O3", "-ffp-contract=off", "-fopenmp", "-fPIC", "-shared", "-Wno-psabi")
 BUILD_SECONDS = 600
 
 logger = logging.getLogger("mtp_runtime.attention")

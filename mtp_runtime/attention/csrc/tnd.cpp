@@ -1,25 +1,29 @@
-// TND decode attention over a paged latent cache, and the write into that cache. Arguments, meaning and errors: tnd.py.
+// TND decode attention over a paged latent cache, and the write into that cache. Arguments, meaning, errors: tnd.py.
 //
 // A KV entry is read from memory once for all query rows of its slot (a row: one head of one token; up to PANEL rows).
-// Entries come in tiles that fit the cache of a core; within a tile, groups of up to four rows share every load. Softmax
-// is online within a chunk of tiles, and chunks, the unit of threads, are folded in order.
+// Entries come in tiles that fit a core's cache; within a tile, groups of up to four rows share every load. Softmax
+// is online within a chunk of tiles; chunks, the unit of threads, are folded in order.
 //
-// Every number of a row comes from a fixed sequence of operations: lanes, tiles and chunks are counted from entry 0, and
-// neither groups nor panels nor threads change what is added to what. So a row depends on its query and on the entries
-// it sees, bit for bit, and on nothing else: not on the batch, the length of its segment, the number of heads or threads.
+// Every number of a row comes from a fixed sequence of operations: lanes, tiles and chunks are counted from entry 0,
+// and neither groups nor panels nor threads change what is added to what. So a row depends, bit for bit, on its query
+// and the entries it sees and on nothing else: not on the batch, the length of its segment, other heads, or threads.
 // (Compiled without contraction: a fused multiply-add stands where it is written.)
+//
+// GNU C++: vectors and their shuffles are compiled for whatever the processor has.
 
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <torch/library.h>
 
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <memory>
 #include <optional>
+#include <string_view>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #ifdef __FMA__
@@ -94,8 +98,8 @@ struct Tile : Pointers<TILE> {
   const float* value[TILE];
 };
 
-// scores[r][j] = scale q_r . k_j for R rows and all entries below `count`, rounded up to a multiple of C. AHEAD: fetches
-// the tile `next` meanwhile, which keeps the memory busy while this one is computed.
+// scores[r][j] = scale q_r . k_j for R rows and the first `count` entries, rounded up to a multiple of C. AHEAD: loads
+// the tile `next` meanwhile.
 template <int R, int C, bool AHEAD>
 void score(const float* const* latent, const float* const* rope, const Tile& tile, const Tile& next, int count,
            float scale, float* scores) {
@@ -334,18 +338,14 @@ struct Worker {
 template <typename T>
 void run(const Call<T>& call, std::vector<Panel>& panels, T* out) {
   int64_t partials = 0, work = 0;
-  std::vector<std::pair<int64_t, int64_t>> tasks;  // Panel and chunk.
-  const int64_t threads = at::get_num_threads();
-  const int64_t count = panels.size();
-  for (int64_t p = 0; p < count; ++p) {
-    Panel& panel = panels[p];
+  for (Panel& panel : panels) {
     panel.partial = partials;
     partials += panel.rows * panel.chunks * STATE;
     work += panel.rows * panel.length;
   }
-  const int64_t grain = work < SMALL ? count : 1;
-  if (threads == 1 || grain > 1 || count >= 2 * threads || partials > MOST_PARTIALS) {
-    at::parallel_for(0, count, grain, [&](int64_t begin, int64_t end) {
+  const int64_t threads = work < SMALL ? 1 : at::get_num_threads(), count = panels.size();
+  if (threads == 1 || count >= 2 * threads || partials > MOST_PARTIALS) {
+    at::parallel_for(0, count, threads == 1 ? count : 1, [&](int64_t begin, int64_t end) {
       for (int64_t p = begin; p < end; ++p) {
         Worker<T> worker(call, panels[p]);
         worker.chunk(0, worker.first);
@@ -359,21 +359,22 @@ void run(const Call<T>& call, std::vector<Panel>& panels, T* out) {
     return;
   }
   // Few slots: threads share the chunks of a slot, which are folded afterwards, in the same order as above.
-  for (int64_t p = 0; p < count; ++p)
-    for (int64_t index = 0; index < panels[p].chunks; ++index) tasks.emplace_back(p, index);
-  std::vector<float> kept(partials);
+  std::vector<std::pair<const Panel*, int64_t>> tasks;
+  for (const Panel& panel : panels)
+    for (int64_t index = 0; index < panel.chunks; ++index) tasks.emplace_back(&panel, index);
+  const auto kept = std::make_unique_for_overwrite<float[]>(partials);
   const auto where = [&](const Panel& panel, int64_t index) {
-    return kept.data() + panel.partial + index * panel.rows * STATE;
+    return kept.get() + panel.partial + index * panel.rows * STATE;
   };
   at::parallel_for(0, tasks.size(), 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
-      const Panel& panel = panels[tasks[i].first];
-      Worker<T>(call, panel).chunk(tasks[i].second, where(panel, tasks[i].second));
+      const auto [panel, index] = tasks[i];
+      Worker<T>(call, *panel).chunk(index, where(*panel, index));
     }
   });
   at::parallel_for(0, count, 1, [&](int64_t begin, int64_t end) {
     for (int64_t p = begin; p < end; ++p) {
-      Worker<T> worker(call, panels[p]);
+      const Worker<T> worker(call, panels[p]);
       float* state = where(panels[p], 0);
       for (int64_t index = 1; index < panels[p].chunks; ++index) worker.fold(state, where(panels[p], index));
       worker.finish(state, out);
@@ -405,6 +406,10 @@ void attend(const at::Tensor& query, const at::Tensor& key, const at::Tensor& va
 }
 
 #define WANT(good, name, ...) TORCH_CHECK_VALUE(good, name ": ", __VA_ARGS__)
+#define WANT_LIKE(tensor, model, type)                                                                        \
+  WANT(tensor.scalar_type() == type, #tensor, "must be ", type, " like " model ", not ", tensor.scalar_type()); \
+  WANT(tensor.device().is_cpu(), #tensor, "must be on the CPU, not on ", tensor.device());                    \
+  WANT(tensor.stride(-1) == 1, #tensor, "the last dimension must be contiguous, its stride is ", tensor.stride(-1))
 
 at::Tensor fused_infer_attention_score(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                                        const at::Tensor& query_rope, const at::Tensor& key_rope,
@@ -419,32 +424,27 @@ at::Tensor fused_infer_attention_score(const at::Tensor& query, const at::Tensor
   WANT(type == at::kFloat || type == at::kBFloat16 || type == at::kHalf, "query",
        "must be float32, bfloat16 or float16, not ", type);
   WANT(query.dim() == 3 && query.size(2) == LATENT, "query", "must be [T, N, 512], not ", query.sizes());
-  const int64_t tokens = query.size(0), heads = query.size(1), slots = ends.size();
+  const int64_t tokens = query.size(0), heads = query.size(1), blocks = key.size(0), slots = ends.size();
   WANT(heads == num_heads, "num_heads", num_heads, ", but query has ", heads);
-  WANT(query_rope.dim() == 3 && query_rope.size(0) == tokens && query_rope.size(1) == heads && query_rope.size(2) == ROPE,
-       "query_rope", "must be [", tokens, ", ", heads, ", 64], not ", query_rope.sizes());
+  WANT(query_rope.sizes() == at::IntArrayRef({tokens, heads, ROPE}), "query_rope", "must be [", tokens, ", ", heads,
+       ", 64], not ", query_rope.sizes());
   WANT(key.dim() == 3 && key.size(2) == LATENT, "key", "must be [blocks, block_size, 512], not ", key.sizes());
   WANT(key.size(1) == block_size && block_size > 0, "block_size", block_size, ", but key has ", key.size(1));
-  WANT(key_rope.dim() == 3 && key_rope.size(0) == key.size(0) && key_rope.size(1) == block_size && key_rope.size(2) == ROPE,
-       "key_rope", "must be [", key.size(0), ", ", block_size, ", 64], not ", key_rope.sizes());
+  WANT(key_rope.sizes() == at::IntArrayRef({blocks, block_size, ROPE}), "key_rope", "must be [", blocks, ", ",
+       block_size, ", 64], not ", key_rope.sizes());
   WANT(value.sizes() == key.sizes(), "value", "must be ", key.sizes(), " like key, not ", value.sizes());
-#define LIKE_QUERY(tensor)                                                                             \
-  WANT(tensor.scalar_type() == type, #tensor, "must be ", type, " like query, not ", tensor.scalar_type()); \
-  WANT(tensor.device().is_cpu(), #tensor, "must be on the CPU, not on ", tensor.device());             \
-  WANT(tensor.stride(2) == 1, #tensor, "the last dimension must be contiguous, its stride is ", tensor.stride(2))
-  LIKE_QUERY(query);
-  LIKE_QUERY(query_rope);
-  LIKE_QUERY(key);
-  LIKE_QUERY(key_rope);
-  LIKE_QUERY(value);
-#undef LIKE_QUERY
-  WANT(block_table.scalar_type() == at::kInt && block_table.device().is_cpu(), "block_table", "must be int32 on the CPU, not ",
-       block_table.scalar_type());
+  WANT_LIKE(query, "query", type);
+  WANT_LIKE(query_rope, "query", type);
+  WANT_LIKE(key, "query", type);
+  WANT_LIKE(key_rope, "query", type);
+  WANT_LIKE(value, "query", type);
+  WANT(block_table.scalar_type() == at::kInt && block_table.device().is_cpu(), "block_table",
+       "must be int32 on the CPU, not ", block_table.scalar_type());
   WANT(block_table.dim() == 2 && block_table.size(0) == slots, "block_table", "must be [", slots, ", P], not ",
        block_table.sizes());
   if (atten_mask) {
-    WANT(atten_mask->dim() == 2 && atten_mask->size(0) == 2048 && atten_mask->size(1) == 2048, "atten_mask",
-         "must be [2048, 2048], not ", atten_mask->sizes());
+    WANT(atten_mask->sizes() == at::IntArrayRef({2048, 2048}), "atten_mask", "must be [2048, 2048], not ",
+         atten_mask->sizes());
   }
   WANT(static_cast<int64_t>(lengths.size()) == slots, "actual_seq_lengths_kv", lengths.size(), " entries for ", slots,
        " slots");
@@ -458,10 +458,10 @@ at::Tensor fused_infer_attention_score(const at::Tensor& query, const at::Tensor
   int64_t begin = 0;
   for (int64_t slot = 0; slot < slots; begin = ends[slot++]) {
     const int64_t length = lengths[slot], count = ends[slot] - begin;
-    WANT(count >= 0 && ends[slot] <= tokens, "actual_seq_lengths", "prefix sums must not fall, be negative or exceed T = ",
-         tokens, "; entry ", slot, " is ", ends[slot]);
-    WANT(length >= 0 && length <= room, "actual_seq_lengths_kv", "must be in 0..", room, ", what a row of block_table holds; entry ",
-         slot, " is ", length);
+    WANT(count >= 0 && ends[slot] <= tokens, "actual_seq_lengths",
+         "prefix sums must not fall, nor be negative, nor exceed T = ", tokens, "; entry ", slot, " is ", ends[slot]);
+    WANT(length >= 0 && length <= room, "actual_seq_lengths_kv", "must be in 0..", room,
+         ", what a row of block_table has room for; entry ", slot, " is ", length);
     if (length == 0 && count > 0) {
       std::memset(static_cast<char*>(out.mutable_data_ptr()) + begin * bytes, 0, count * bytes);
     }
@@ -469,7 +469,7 @@ at::Tensor fused_infer_attention_score(const at::Tensor& query, const at::Tensor
     const int32_t* row = table + slot * block_table.stride(0);
     for (int64_t block = 0; block * block_size < length; ++block) {
       const int32_t id = row[block * block_table.stride(1)];
-      WANT(id >= 0 && id < key.size(0), "block_table", "id ", id, " in use by slot ", slot, " is not in 0..", key.size(0) - 1);
+      WANT(id >= 0 && id < blocks, "block_table", "id ", id, " in use by slot ", slot, " is not in 0..", blocks - 1);
     }
     for (int64_t first = 0; first < count * heads; first += PANEL) {
       Panel panel{slot, begin, length, count, first, std::min(PANEL, count * heads - first), 1, 0};
@@ -484,24 +484,19 @@ at::Tensor fused_infer_attention_score(const at::Tensor& query, const at::Tensor
   return out;
 }
 
-void write_latent_kv(const at::Tensor& kv_c, const at::Tensor& k_pe, at::Tensor cache, const at::Tensor& slot_mapping) {
+void write_latent_kv(const at::Tensor& kv_c, const at::Tensor& k_pe, const at::Tensor& cache,
+                     const at::Tensor& slot_mapping) {
   WANT(kv_c.dim() == 2, "kv_c", "must be [T, D], not ", kv_c.sizes());
   const int64_t tokens = kv_c.size(0), latent = kv_c.size(1), dims = k_pe.dim();
-  WANT((dims == 2 || (dims == 3 && k_pe.size(1) == 1)) && k_pe.size(0) == tokens, "k_pe", "must be [", tokens, ", R], not ",
-       k_pe.sizes());
+  WANT((dims == 2 || (dims == 3 && k_pe.size(1) == 1)) && k_pe.size(0) == tokens, "k_pe", "must be [", tokens,
+       ", R], not ", k_pe.sizes());
   const int64_t rope = k_pe.size(-1);
-  WANT(cache.dim() == 3 && cache.size(2) == latent + rope, "cache", "must be [blocks, block_size, ", latent + rope, "], not ",
-       cache.sizes());
-#define LIKE_CACHE(tensor)                                                                                    \
-  WANT(tensor.scalar_type() == cache.scalar_type(), #tensor, "must be ", cache.scalar_type(), " like cache, not ", \
-       tensor.scalar_type());                                                                                 \
-  WANT(tensor.device().is_cpu(), #tensor, "must be on the CPU, not on ", tensor.device());                    \
-  WANT(tensor.stride(-1) == 1 || tensor.size(-1) < 2, #tensor, "the last dimension must be contiguous, its stride is ", \
-       tensor.stride(-1))
-  LIKE_CACHE(cache);
-  LIKE_CACHE(kv_c);
-  LIKE_CACHE(k_pe);
-#undef LIKE_CACHE
+  WANT(cache.dim() == 3 && cache.size(2) == latent + rope, "cache", "must be [blocks, block_size, ", latent + rope,
+       "], not ", cache.sizes());
+  const auto type = cache.scalar_type();
+  WANT_LIKE(cache, "cache", type);
+  WANT_LIKE(kv_c, "cache", type);
+  WANT_LIKE(k_pe, "cache", type);
   const auto index = slot_mapping.scalar_type();
   WANT(slot_mapping.dim() == 1 && slot_mapping.size(0) == tokens, "slot_mapping", "must be [", tokens, "], not ",
        slot_mapping.sizes());
@@ -529,6 +524,7 @@ void write_latent_kv(const at::Tensor& kv_c, const at::Tensor& k_pe, at::Tensor 
 }
 
 #undef WANT
+#undef WANT_LIKE
 
 }  // namespace
 
