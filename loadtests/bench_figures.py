@@ -137,7 +137,8 @@ def report(rounds: dict[Arm, list[Round]]) -> dict[str, dict[str, Any]]:
 
 
 def table_lines(table: dict[str, dict[str, Any]], columns: Sequence[str]) -> list[str]:
-    """The table: median and range of each figure."""
+    """The table: median and range of each figure; those that no arm has are left out."""
+    columns = [column for column in columns if any(column in entry for entry in table.values())]
     rows = [["arm", *(HEADINGS[column] for column in columns)]]
     for name, entry in table.items():
         found = [entry.get(column) for column in columns]

@@ -18,7 +18,7 @@ from loadtests.bench_arms import Arm, Engine
 from loadtests.bench_figures import Answer
 from mtp_runtime.config.engines import cpu_env
 
-PATIENCE_S = 10
+PATIENCE_S = 30
 ROOT = Path(__file__).resolve().parent.parent
 PRELOAD = [
     "loadtests.bench_engine_worker",

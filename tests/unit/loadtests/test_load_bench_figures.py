@@ -131,7 +131,8 @@ def test_what_graphs_cost_at_the_start_is_told() -> None:
 
 
 def test_a_figure_that_was_not_measured_is_a_dash() -> None:
-    table = figures.report({Arm(Engine(1)): [one(40, 20)]})
-    heading, line = figures.table_lines(table, ("itl_ms", "gain"))
-    assert heading.split() == ["arm", "ITL,", "ms", "gain", "over", "K=0"]
-    assert line.split() == ["K=1", "eager", "40.000", "[40.000-40.000]", "-"]
+    table = figures.report({Arm(Engine(0)): [one(40, 40)], Arm(Engine(1, "full")): [one(40, 20)]})
+    heading, eager, full = figures.table_lines(table, ("itl_ms", "over_eager", "gain", "acceptance"))
+    assert heading.split() == ["arm", "ITL,", "ms", "gain", "over", "eager", "TND", "gain", "over", "K=0"]
+    assert eager.split()[2:] == ["40.000", "[40.000-40.000]", *["1.000", "[1.000-1.000]"] * 2]
+    assert full.split()[3:] == ["40.000", "[40.000-40.000]", "-", "-"]
