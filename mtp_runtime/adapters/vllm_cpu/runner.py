@@ -17,7 +17,7 @@ from mtp_runtime.adapters.vllm_cpu.counters import Count
 from mtp_runtime.adapters.vllm_cpu.graphs import SlotDispatcher, TargetGraphs
 from mtp_runtime.adapters.vllm_cpu.proposer import MtpProposer
 from mtp_runtime.adapters.vllm_cpu.randomness import cached_draft_probs
-from mtp_runtime.adapters.vllm_cpu.steps import entering
+from mtp_runtime.adapters.vllm_cpu.steps import Step, entering
 from mtp_runtime.graphs.planner import choose
 from mtp_runtime.graphs.slots import draft_slots
 from mtp_runtime.metrics import names
@@ -40,6 +40,11 @@ class MtpModelRunner(CPUModelRunner):  # type: ignore[misc]
         if entering(self, scheduler_output):
             self._draft_steps.add()
         return super().execute_model(scheduler_output, *args, **kwargs)
+
+    def _dummy_run(self, *args: Any, **kwargs: Any) -> Any:
+        """As vLLM, between two steps: it holds no drafts."""
+        Step.draft_rows = 0
+        return super()._dummy_run(*args, **kwargs)
 
     def _get_spec_decode_draft_probs(self, metadata: Any) -> torch.Tensor | None:
         return cached_draft_probs(self, metadata)
