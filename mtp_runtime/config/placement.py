@@ -13,7 +13,8 @@ class Rank:
     """One engine process.
 
     index counts the role's ranks over all groups, rank counts inside its data-parallel group,
-    local counts the role's ranks on the host. devices: device numbers, empty on CPU.
+    local counts the role's ranks on the host. devices: device numbers, empty on CPU. ranks: data parallel ranks that
+    the process starts, more than one with internal_dp.
     """
 
     name: str
@@ -30,6 +31,7 @@ class Rank:
     kv_port: int | None
     side_channel_port: int | None
     devices: tuple[int, ...]
+    ranks: int = 1
 
 
 def ranks_per_host(cluster: Cluster, role: Role) -> int:
@@ -51,28 +53,52 @@ def place(cluster: Cluster) -> list[Rank]:
     """All ranks, P before D before single, in host order. Hosts that fill no whole group get none (R08 says so)."""
     ranks: list[Rank] = []
     used: dict[str, int] = {}
+    before = 0
     for role in cluster.active_roles():
         hosts = cluster.host_names(role)
         span = hosts_per_group(cluster, role)
         groups = [hosts[i : i + span] for i in range(0, len(hosts) - span + 1, span)]
         for number, members in enumerate(groups):
-            ranks += _place_group(cluster, role, number, members, used)
+            ranks += _place_group(cluster, role, number, members, used, derived_kv_port(cluster, before))
+            before += 1
     return ranks
 
 
-def _place_group(cluster: Cluster, role: Role, number: int, members: list[str], used: dict[str, int]) -> list[Rank]:
+def derived_kv_port(cluster: Cluster, group: int) -> int | None:
+    """kv_port of the n-th group of ranks, P first: clear of the ports that the devices' transport takes (R01).
+
+    None without Mooncake, and where the devices of a host are not known.
+    """
+    devices = cluster.topology.devices_per_host
+    if devices is None or not (cluster.topology.connector or "").startswith("Mooncake"):
+        return None
+    # A range ends at kv_port + devices: the next hundred after it.
+    return lowest_kv_port(devices) + group * 100 * (devices // 100 + 1)
+
+
+def lowest_kv_port(devices: int) -> int:
+    """The transport takes any of 20000 .. 20000 + 1000 x devices."""
+    return 20000 + 1000 * devices
+
+
+def _place_group(
+    cluster: Cluster, role: Role, number: int, members: list[str], used: dict[str, int], kv_port: int | None
+) -> list[Rank]:
     """Ranks of one data-parallel group; `used` counts the devices taken on each host."""
     topology = cluster.role_topology(role)
     assert topology is not None
     per_host = ranks_per_host(cluster, role)
     with_devices = cluster.topology.devices_per_host is not None
+    processes = 1 if topology.internal_dp else topology.dp
+    starts = topology.dp // processes
+    width = topology.tp * starts
     ranks = []
-    for rank in range(topology.dp):
+    for rank in range(processes):
         host, local = members[rank // per_host], rank % per_host
         overrides = cluster.host_vars(host)
-        index = number * topology.dp + rank
+        index = number * processes + rank
         start = used.get(host, 0)
-        used[host] = start + topology.tp
+        used[host] = start + width
         side = overrides.side_channel_port or topology.side_channel_port
         ranks.append(
             Rank(
@@ -87,9 +113,10 @@ def _place_group(cluster: Cluster, role: Role, number: int, members: list[str], 
                 port=(overrides.rank_port or topology.port) + local,
                 dp_address=cluster.address(members[0]),
                 dp_rpc_port=topology.rpc_port,
-                kv_port=overrides.kv_port or topology.kv_port,
+                kv_port=overrides.kv_port or topology.kv_port or kv_port,
                 side_channel_port=None if side is None else side + local,
-                devices=tuple(range(start, start + topology.tp)) if with_devices else (),
+                devices=tuple(range(start, start + width)) if with_devices else (),
+                ranks=starts,
             )
         )
     return ranks

@@ -50,10 +50,16 @@ def rank_cover(plan: dict[str, Any]) -> Iterator[Finding]:
         groups.setdefault((rank["role"], rank["group"]), []).append(rank["argv"])
     for (role, number), members in groups.items():
         dp = int(flag(members[0], "--data-parallel-size", "1") or 1)
-        numbers = sorted(int(flag(argv, "--data-parallel-rank", "0") or 0) for argv in members)
+        numbers = sorted(number for argv in members for number in _numbers(argv, dp))
         if numbers != list(range(dp)):
             yield Finding(("topology", role, "dp"), f"{role} group {number} has ranks {numbers}, dp is {dp}.")
         meet = {(flag(argv, "--data-parallel-address"), flag(argv, "--data-parallel-rpc-port")) for argv in members}
         if len(meet) != 1:
             text = ", ".join(sorted(f"{address}:{port}" for address, port in meet))
             yield Finding(("topology", role, "rpc_port"), f"{role} group {number} meets at {text}.")
+
+
+def _numbers(argv: list[str], dp: int) -> list[int]:
+    """Data parallel ranks that a process is: the one it is told, or all of them."""
+    told = flag(argv, "--data-parallel-rank")
+    return list(range(dp)) if told is None else [int(told)]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, ip_address
 
 from .checks import Finding
-from .placement import Rank
+from .placement import Rank, lowest_kv_port
 from .problems import KeyPath
 from .schema import ROLES, THIS_MACHINE, Cluster, Role
 
@@ -43,7 +43,7 @@ def listeners(cluster: Cluster, ranks: list[Rank]) -> list[Listener]:
         if rank.side_channel_port is not None and cluster.topology.connector == "NixlConnector":
             key = host_key(cluster, rank, "side_channel_port")
             add(rank.host, rank.address, rank.side_channel_port, f"{rank.name} side channel", key)
-        if rank.dp_rpc_port is not None and (rank.role, rank.group) not in heads:
+        if rank.dp_rpc_port is not None and rank.ranks == 1 and (rank.role, rank.group) not in heads:
             heads.add((rank.role, rank.group))
             key = ("topology", rank.role, "rpc_port")
             add(rank.host, rank.dp_address, rank.dp_rpc_port, f"{rank.role} group {rank.group} RPC", key)
@@ -71,7 +71,7 @@ def kv_port_range(cluster: Cluster, ranks: list[Rank]) -> Iterator[Finding]:
     devices = cluster.topology.devices_per_host
     if devices is None or not (cluster.topology.connector or "").startswith("Mooncake"):
         return
-    lowest = 20000 + 1000 * devices
+    lowest = lowest_kv_port(devices)
     everyone = listeners(cluster, ranks)
     seen: dict[tuple[str, int], Role] = {}
     for rank in ranks:
@@ -119,7 +119,7 @@ def transport_ports(cluster: Cluster, ranks: list[Rank]) -> Iterator[Finding]:
         if rank.role != "single" and connector == "NixlConnector" and rank.side_channel_port is None:
             needs.append("side_channel_port")
         layout = cluster.role_topology(rank.role)
-        if layout and layout.dp > 1 and rank.dp_rpc_port is None:
+        if layout and layout.dp > rank.ranks and rank.dp_rpc_port is None:
             needs.append("rpc_port")
         for name in needs:
             if (rank.role, rank.host, name) not in reported:

@@ -1,12 +1,16 @@
-"""docs/configuration.md: every key of the cluster files, from the schema itself."""
+"""docs/configuration.md: every key of the cluster files, the release lines, the differences; each from its own list."""
 
 from typing import Any
 
+from mtp_runtime import releases
+
+from .differences import DIFFERENCES
 from .schema import Cluster
 
 HEAD = """# Configuration
 
-Generated from `mtp_runtime/config/schema.py` by `mtpctl keys --markdown`; do not edit.
+Generated from `mtp_runtime/config/schema.py`, `mtp_runtime/releases.py` and `mtp_runtime/config/differences.py` by
+`mtpctl keys --markdown`; do not edit.
 A cluster is a folder in `ansible/inventories`: `hosts.yml` and the files of `group_vars/all`. Each file of
 `group_vars/all` has one top-level key, its own name. Unknown keys are refused, values are not converted.
 A key without a default must be written.
@@ -26,7 +30,52 @@ def markdown() -> str:
         lines += [f"## {file}", "", "| Key | Value | Default | Meaning |", "|---|---|---|---|"]
         lines += _rows(model, schema, () if section == "hosts" else (section,), shown)
         lines.append("")
-    return "\n".join(lines)
+    return "\n".join([*lines, *_releases(), "", *_differences(), ""])
+
+
+def _releases() -> list[str]:
+    """The release lines, and the keys that not all of them have."""
+    lines = [
+        "## Release lines",
+        "",
+        "What `topology.release` may say. A line that is not deployable is checked and rendered only.",
+        "",
+    ]
+    lines += ["| Line | Deployable | Methods | Connectors | Schedulers of MTP | Largest K | Graphs | Padding |"]
+    lines += ["|---|---|---|---|---|---|---|---|"]
+    for found in releases.RELEASES:
+        graphs = found.graphs or ("graph_mode",)
+        cells = (
+            found.line,
+            "yes" if found.deployable else "no",
+            ", ".join(found.methods),
+            ", ".join(found.connectors) or "none here",
+            ", ".join(name.upper() for name in found.schedulers),
+            str(found.max_k),
+            ", ".join(graphs),
+            ", ".join(found.padding) or "the engine's",
+        )
+        lines.append(f"| {' | '.join(cells)} |")
+    lines += [
+        "",
+        "Keys that only some lines have (rule R46); what is below a key belongs to its lines, unless it is named.",
+        "",
+    ]
+    lines += ["| Key | Lines |", "|---|---|"]
+    return lines + [f"| `{key}` | {releases.lines_with(key)} |" for key in releases.KEYS]
+
+
+def _differences() -> list[str]:
+    """Where the shipped inventories differ from what is published."""
+    lines = ["## Differences from the published command lines", ""]
+    lines += [
+        "What a3, a3-v31, a3-v32, a3-single and seed-online render equals the published command lines but for these.",
+        "",
+    ]
+    lines += ["| Inventories | Where | Name | Published | Here | Why |", "|---|---|---|---|---|---|"]
+    for d in DIFFERENCES:
+        lines.append(f"| {', '.join(d.clusters)} | {d.kind} | `{d.name}` | {d.published} | {d.ours} | {d.reason} |")
+    return lines
 
 
 def _rows(model: dict[str, Any], schema: dict[str, Any], path: tuple[str, ...], shown: dict[str, str]) -> list[str]:

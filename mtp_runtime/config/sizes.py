@@ -1,9 +1,19 @@
-"""Memory arithmetic of the KV cache. Bytes and tokens, no engine."""
+"""Memory arithmetic: the KV cache in bytes and tokens, and a device's share for the engine. No engine."""
+
+import math
 
 from mtp_runtime import releases
 
 from .schema import Cluster, Role
 
+# A die of an A3 node: npu-smi shows 65536 MB.
+DIE_GIB = 64
+# What turning MTP on costs on a die: the layer's weights, its KV and buffers (vllm-ascend#15467, #7907).
+DRAFTER_GIB = 1.0
+# HCCL's buffer size where HCCL_BUFFSIZE is not set, MB. It takes one to send and one to receive.
+HCCL_BUFFSIZE = 200
+# The engine's own --gpu-memory-utilization.
+ENGINE_FRACTION = 0.9
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -38,3 +48,44 @@ def kv_cache_bytes(cluster: Cluster, role: Role) -> int | None:
     if size is None or serving.max_num_seqs is None:
         return None
     return (serving.max_num_seqs * request_blocks(cluster, role) + 1) * size
+
+
+def device_gib(cluster: Cluster) -> float | None:
+    """Memory of a device; None on CPU."""
+    if cluster.topology.engine != "vllm-ascend":
+        return None
+    return float(cluster.topology.device_memory_gib or DIE_GIB)
+
+
+def mtp_headroom_gib(cluster: Cluster, role: Role) -> float:
+    """What must stay free of a device beside the engine's share so that MTP can be on: drafter and HCCL buffers."""
+    buffer_mb = cluster.role_serving(role).hccl_buffsize or HCCL_BUFFSIZE
+    return DRAFTER_GIB + 2 * buffer_mb / 1024
+
+
+def largest_fraction(cluster: Cluster, role: Role) -> float | None:
+    """The largest share that leaves the headroom, rounded down to 0.01 (R15); None on CPU."""
+    size = device_gib(cluster)
+    return None if size is None else _floor(1 - mtp_headroom_gib(cluster, role) / size)
+
+
+def derived_fraction(cluster: Cluster, role: Role) -> float | None:
+    """The share where none is written and MTP is on: the engine's own less the headroom. None = left to the engine.
+
+    Stated KV bytes count instead of a share, and on a device too small for the drafter R15 has spoken.
+    """
+    size = device_gib(cluster)
+    if size is None or not cluster.mtp.enabled or kv_cache_bytes(cluster, role) is not None:
+        return None
+    found = _floor(ENGINE_FRACTION - mtp_headroom_gib(cluster, role) / size)
+    return found if found > 0 else None
+
+
+def memory_fraction(cluster: Cluster, role: Role) -> float | None:
+    """--gpu-memory-utilization: the stated share, else the derived one; None = the engine's choice."""
+    return cluster.role_serving(role).gpu_memory_utilization or derived_fraction(cluster, role)
+
+
+def _floor(share: float) -> float:
+    """Rounded down to 0.01; the small term keeps 0.29 from becoming 0.28."""
+    return math.floor(share * 100 + 1e-9) / 100

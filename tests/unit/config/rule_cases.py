@@ -38,8 +38,18 @@ RECOMPUTE_D = "serving.decode.additional_config.recompute_scheduler_enable"
 # a3 with slack slots instead of placeholders: 40 requests, K = 1, 3 slots of slack, 86 tokens.
 SLACK_A3 = {"mtp.padding": "slack", RECOMPUTE_D: False}
 
+TORCHAIR = "additional_config.torchair_graph_config"
+TORCHAIR_SIZES = f"{TORCHAIR}.graph_batch_sizes"
+SCHEDULER = "serving.additional_config.ascend_scheduler_config.enabled"
+# a3 on the 0.11 line: decode in one torchair graph of 40 requests.
+TORCHAIR_A3 = {
+    "topology.release": "0.11.0",
+    "mtp.padding": "auto",
+    "serving.decode.additional_config": {"torchair_graph_config": {"enabled": True, "graph_batch_sizes": [40]}},
+}
+
 CASES = (
-    Case("C01", "local", "mtp.num_drafts", {"mtp.num_drafts": 2}),
+    Case("C01", "local", "mtp.num_drafts", {"mtp.num_drafts": 2}, {K: 2}),
     Case("C01", "local", "topology.decode.ports", {"topology.decode.ports": 8300}),
     Case("C01", "local", "all.vars", {"hosts.all.vars": {"x": 1}}),
     Case("C01", "local", "nmtp", text=("mtp", "mtp:\n", "nmtp: 1\nmtp:\n")),
@@ -53,10 +63,16 @@ CASES = (
     Case("C03", "local", "mtp.verification", {"mtp.verification": "typical"}, {"mtp.verification": "block"}),
     Case("C03", "local", "topology.decode.port", {"topology.decode.port": 65536}, {"topology.decode.port": 65535}),
     Case("C03", "local", "model.path", {"model.path": "{{ weights }}"}),
-    Case("C05", "local", "enabled", text=("mtp", "  enabled: true\n", "  enabled: true\n  enabled: false\n")),
-    Case("C06", "local", "(file)", text=("mtp", "enabled: true", "enabled: [true")),
+    Case(
+        "C05",
+        "local",
+        "enabled",
+        text=("mtp", "  enabled: true\n", "  enabled: true\n  enabled: false\n"),
+        holds={K: 2},
+    ),
+    Case("C06", "local", "(file)", text=("mtp", "enabled: true", "enabled: [true"), holds={K: 2}),
     Case("C07", "local", "model.max_model_len", text=("model", "  max_model_len: 8192\n", "")),
-    Case("C07", "local", "mtp", text=("mtp", "mtp:", "ntp:")),
+    Case("C07", "local", "mtp", text=("mtp", "mtp:", "ntp:"), holds={"model.max_model_len": 4096}),
     Case("R01", "a3", "all.hosts.p0.kv_port", {"hosts.all.hosts.p0.kv_port": 35999}),
     Case(
         "R01",
@@ -66,6 +82,13 @@ CASES = (
         {"hosts.all.hosts.p0.kv_port": 50000},
     ),
     Case("R01", "a3", "all.hosts.p0.kv_port", {"serving.router.port": 36016}, {"serving.router.port": 36017}),
+    Case(
+        "R01",
+        "a3-v31",
+        "topology.prefill.kv_port",
+        {"serving.router.port": 36016},
+        {"serving.router.port": 36017},
+    ),
     Case("R02", "local", "mtp.num_speculative_tokens", {"mtp.num_speculative_tokens": 0}, {"mtp.enabled": False}),
     Case(
         "R03",
@@ -98,7 +121,22 @@ CASES = (
         {CAPTURE: [2, 10], MODE: "full", "mtp.padding": "slack"},
     ),
     Case("R04", "local", CAPTURE, {CAPTURE: [2, 10], MODE: "full"}, {CAPTURE: [2, 10], MODE: "eager"}),
+    Case(
+        "R04",
+        "seed-online",
+        f"serving.{TORCHAIR_SIZES}",
+        {f"serving.{TORCHAIR_SIZES}": [16, 32]},
+        {f"serving.{TORCHAIR_SIZES}": [8, 16]},
+    ),
+    Case("R04", "a3-v32", CAPTURE_MAX, {CAPTURE_MAX: 15}, {CAPTURE_MAX: 12}),
     Case("R05", "a3", CAPTURE, SLACK_A3, {**SLACK_A3, CAPTURE: [86]}),
+    Case(
+        "R05",
+        "a3",
+        f"serving.decode.{TORCHAIR_SIZES}",
+        {**TORCHAIR_A3, f"serving.decode.{TORCHAIR_SIZES}": [8, 40]},
+        TORCHAIR_A3,
+    ),
     Case("R05", "a3", CAPTURE, {**SLACK_A3, CAPTURE: [2, 86]}, {**SLACK_A3, MODE: "piecewise"}),
     Case("R05", "a3", CAPTURE, {**SLACK_A3, CAPTURE: [80]}, {CAPTURE: [2, 80]}),
     Case("R05", "a3", MAX_SEQS, {**SLACK_A3, MAX_SEQS: None, CAPTURE: [86]}, {MAX_SEQS: None}),
@@ -115,6 +153,28 @@ CASES = (
         "serving.decode.max_num_batched_tokens",
         {"serving.decode.max_num_batched_tokens": 79},
         {"serving.decode.max_num_batched_tokens": 80},
+    ),
+    # 4 requests and a slot of slack need 15 tokens at K = 2: only placeholders fit 12.
+    Case(
+        "R06",
+        "a3-v32",
+        "serving.decode.max_num_batched_tokens",
+        {"mtp.padding": "slack", RECOMPUTE_D: False, "serving.decode.max_num_batched_tokens": 12},
+        {"serving.decode.max_num_batched_tokens": 12},
+    ),
+    Case(
+        "R08",
+        "a3",
+        "topology.decode.internal_dp",
+        {"topology.decode.internal_dp": True},
+        {"topology.decode.internal_dp": False},
+    ),
+    Case(
+        "R08",
+        "a3-single",
+        "topology.single.internal_dp",
+        {"topology.single.dp": 8},
+        {"topology.single.internal_dp": False, "topology.single.rpc_port": 12321, "serving.router.port": 8090},
     ),
     Case(
         "R08",
@@ -139,6 +199,13 @@ CASES = (
     ),
     Case(
         "R09", "a3", "serving.decode.additional_config.enable_balance_scheduling", {f"serving.decode.{BALANCE}": True}
+    ),
+    Case(
+        "R09",
+        "a3-v32",
+        "serving.decode.additional_config.layer_sharding",
+        {"serving.decode.additional_config.layer_sharding": ["o_proj"]},
+        {"serving.prefill.additional_config.layer_sharding": ["o_proj"]},
     ),
     Case(
         "R10",
@@ -177,6 +244,18 @@ CASES = (
         {"mtp.disable_padded_drafter_batch": True, MODE: None, CUDAGRAPH: "FULL", EAGER: True},
     ),
     Case("R17", "local", "mtp.disable_padded_drafter_batch", {"mtp.disable_padded_drafter_batch": True, MODE: "full"}),
+    Case("R18", "seed-online", SCHEDULER, {"topology.release": "0.9.1", SCHEDULER: True}, {SCHEDULER: True}),
+    Case(
+        "R18",
+        "seed-online",
+        SCHEDULER,
+        {"topology.release": "main-2025-08"},
+        {"topology.release": "main-2025-08", SCHEDULER: True},
+    ),
+    Case("R18", "seed-online", K, {"topology.release": "0.9.1", K: 2}, {"topology.release": "0.9.1", SCHEDULER: False}),
+    Case("R18", "seed-online", K, {"topology.release": "main-2025-09", K: 2}, {"topology.release": "main-2025-09"}),
+    Case("R18", "seed-online", K, {"topology.release": "main-2025-09", K: 3, "mtp.enabled": False}, {K: 3}),
+    Case("R19", "seed-online", "mtp.method", {"mtp.method": "mtp"}, {"mtp.method": "ngram"}),
     Case("R19", "local", "mtp.method", {"mtp.method": "mpt"}, {"mtp.method": "deepseek_mtp"}),
     Case("R19", "local", "mtp.method", {"mtp.method": "ngram"}),
     Case("R19", "a3", "mtp.method", {"mtp.method": "medusa"}, {"mtp.method": "ngram"}),
@@ -213,7 +292,7 @@ CASES = (
         {"serving.router.host": "0.0.0.0"},
     ),
     Case("R30", "local", "monitoring.exporter_port", {"monitoring.exporter_port": 9090}),
-    Case("R31", "local", "topology.connector", {"topology.connector": None}),
+    Case("R31", "local", "topology.connector", {"topology.connector": None}, {"topology.connector": "NixlConnector"}),
     Case("R31", "local-single", "topology.connector", {"topology.connector": "NixlConnector"}),
     Case(
         "R31",
@@ -225,13 +304,23 @@ CASES = (
     Case("R32", "local", "topology.decode", {"topology.decode": None}),
     Case("R32", "local", "all.children.decode", {"hosts.all.children.decode": {"hosts": {}}}),
     Case("R32", "local", "all.children.router", {"hosts.all.children.router": None}),
-    Case("R32", "local", "all.hosts.spare", {"hosts.all.hosts.spare": {}}),
+    Case(
+        "R32",
+        "local",
+        "all.hosts.spare",
+        {"hosts.all.hosts.spare": {}},
+        {"hosts.all.hosts.localhost.ansible_python_interpreter": "/usr/bin/python3"},
+    ),
     Case("R33", "local", "topology.release", {"topology.release": "0.31.0"}),
     Case("R33", "local", "topology.connector", {"topology.connector": "MooncakeConnectorV1"}),
     Case("R33", "local", "topology.decode.dp", {"topology.decode.dp": 2, "topology.decode.rpc_port": 12321}),
     Case("R33", "local", "topology.decode.tp", {"topology.decode.tp": 2}),
     Case("R33", "a3", "topology.devices_per_host", {"topology.devices_per_host": None}),
     Case("R33", "a3", "topology.expert_parallel", {"model.moe": False}),
+    Case("R33", "a3", "topology.runner", {"topology.runner": "supervisor"}, {"topology.runner": "container"}),
+    Case(
+        "R33", "a3", "topology.connector", {"topology.release": "0.9.1"}, {"topology.connector": "MooncakeConnectorV1"}
+    ),
     Case(
         "R34",
         "local",
@@ -249,14 +338,27 @@ CASES = (
     Case("R35", "local", "serving.kv_cache_bytes", {"serving.kv_cache_bytes": None}),
     Case("R36", "local", "topology.decode.side_channel_port", {"topology.decode.side_channel_port": None}),
     Case(
+        "R36", "a3", "topology.prefill.kv_port", {"topology.devices_per_host": None, "hosts.all.hosts.p0.kv_port": None}
+    ),
+    Case(
         "R36",
         "a3",
-        "topology.prefill.kv_port",
-        {"hosts.all.hosts.p0.kv_port": None},
-        {"hosts.all.hosts.p0.kv_port": None, "topology.prefill.kv_port": 36000},
+        "topology.decode.rpc_port",
+        {"topology.decode.rpc_port": None},
+        {"hosts.all.hosts.p0.kv_port": None, "hosts.all.hosts.d0.kv_port": None},
     ),
-    Case("R36", "a3", "topology.decode.rpc_port", {"topology.decode.rpc_port": None}),
     Case("R37", "local", "all.hosts.localhost.rank_port", {"hosts.all.hosts.localhost.rank_port": 8700}),
+    Case(
+        "R37",
+        "a3",
+        "all.hosts.p0.rank_port",
+        {
+            "hosts.all.children.single": {"hosts": {"p0": None}},
+            "topology.single": {"port": 7300},
+            "hosts.all.hosts.p0.rank_port": 7200,
+        },
+        {"hosts.all.hosts.p0.rank_port": 7200},
+    ),
     Case(
         "R38",
         "a3",
@@ -332,8 +434,80 @@ CASES = (
     Case("R43", "a3", MODE, {EAGER: True}, {EAGER: False}),
     Case("R43", "a3", MODE, {CUDAGRAPH: "PIECEWISE"}, {CUDAGRAPH: "FULL_AND_PIECEWISE"}),
     Case("R43", "a3", MODE, {EAGER: False, MODE: "eager"}, {EAGER: True, MODE: "eager"}),
+    Case(
+        "R43",
+        "seed-online",
+        f"serving.{TORCHAIR}.enabled",
+        {"serving.enforce_eager": True},
+        {"serving.graph_mode": "full"},
+    ),
+    Case("R43", "seed-online", f"serving.{TORCHAIR}.enabled", {"serving.graph_mode": "piecewise"}),
+    Case(
+        "R43",
+        "seed-online",
+        "serving.graph_mode",
+        {"topology.release": "0.9.1", "serving.additional_config": None},
+        {"topology.release": "0.9.1", "serving.additional_config": None, "serving.graph_mode": "eager"},
+    ),
+    Case("R43", "a3-v32", CAPTURE, {MAX_SEQS: None}, {MAX_SEQS: None, CAPTURE: [3, 6]}),
     Case("R44", "local", K, {K: DELETE, "model.path": "no/such/folder"}, {K: DELETE}),
     Case("R44", "a3", K, {K: None}, {K: None, "mtp.enabled": False}),
     Case("R45", "a3", "mtp.padding", {RECOMPUTE_D: False}, {RECOMPUTE_D: False, "mtp.padding": "auto"}),
     Case("R45", "a3", "mtp.padding", {"mtp.padding": "slack", CAPTURE: [86]}, {"mtp.padding": "auto"}),
+    Case("R45", "a3", "mtp.padding", {**TORCHAIR_A3, "mtp.padding": "placeholder"}, TORCHAIR_A3),
+    Case(
+        "R46",
+        "a3",
+        f"serving.decode.{TORCHAIR}.enabled",
+        {f"serving.decode.{TORCHAIR}.enabled": True},
+        {f"serving.decode.{TORCHAIR}.enabled": None},
+    ),
+    Case(
+        "R46",
+        "seed-online",
+        f"serving.{TORCHAIR}.enable_multistream_shared_expert",
+        {f"serving.{TORCHAIR}.enable_multistream_shared_expert": False, "topology.release": "0.9.1"},
+        {f"serving.{TORCHAIR}.enable_multistream_shared_expert": False},
+    ),
+    Case(
+        "R46",
+        "a3",
+        "serving.decode.additional_config.enable_weight_nz_layout",
+        {"serving.decode.additional_config.enable_weight_nz_layout": True},
+    ),
+    Case(
+        "R46",
+        "a3",
+        "serving.decode.additional_config.ascend_scheduler_config.enabled",
+        {f"serving.decode.{SCHEDULER[8:]}": False},
+    ),
+    Case(
+        "R46",
+        "a3-single",
+        "serving.additional_config.enable_balance_scheduling",
+        {"topology.release": "0.18.0"},
+        {"topology.release": "0.18.0", "serving.additional_config": None},
+    ),
+    Case("R46", "seed-online", "mtp.disable_padded_drafter_batch", {"mtp.disable_padded_drafter_batch": True}),
+    Case(
+        "R46",
+        "seed-online",
+        "serving.compilation_config.max_cudagraph_capture_size",
+        {"serving.compilation_config.max_cudagraph_capture_size": 32},
+    ),
+    Case(
+        "R46",
+        "seed-online",
+        "serving.additional_config.finegrained_tp_config.lmhead_tensor_parallel_size",
+        {"serving.additional_config.finegrained_tp_config.lmhead_tensor_parallel_size": 4},
+    ),
+    Case("R46", "local", "serving.hccl_buffsize", {"serving.hccl_buffsize": 200}, {"serving.hccl_buffsize": None}),
+    Case("R46", "local", f"serving.decode.{RECOMPUTE}", {f"serving.decode.{RECOMPUTE}": True}),
+    Case(
+        "R47",
+        "a3-v32",
+        "serving.prefill.additional_config.enable_dsa_cp",
+        {"serving.prefill.additional_config.enable_flashcomm1": False},
+        {"serving.prefill.additional_config.enable_dsa_cp": False},
+    ),
 )

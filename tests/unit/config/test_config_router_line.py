@@ -22,8 +22,20 @@ Router.from_args(made)
 print(json.dumps([len(urls or []) for urls in (made.prefill_urls, made.decode_urls, made.worker_urls)]))
 """
 
+# cluster -> prefill, decode and worker URLs
+URLS = [
+    ("a3", [4, 32, 0]),
+    ("a3-single", [0, 0, 1]),
+    ("a3-v31", [4, 32, 0]),
+    ("a3-v32", [2, 8, 0]),
+    ("lab", [1, 1, 0]),
+    ("local", [1, 1, 0]),
+    ("local-single", [0, 0, 1]),
+    ("seed-online", [0, 0, 1]),
+]
 
-@pytest.mark.parametrize(("cluster", "urls"), [("a3", [4, 32, 0]), ("local", [1, 1, 0]), ("local-single", [0, 0, 1])])
+
+@pytest.mark.parametrize(("cluster", "urls"), URLS)
 def test_the_router_takes_its_line(cluster: str, urls: list[int]) -> None:
     _, flag, module, *arguments = api.plan(cluster)["router"]["argv"]
     assert (flag, module) == ("-m", "vllm_router.launch_router")

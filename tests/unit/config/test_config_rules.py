@@ -14,7 +14,7 @@ from mtp_runtime.config import api, reference, rules
 from mtp_runtime.config.problems import ConfigError, Problem
 
 MakeCopy = Callable[[str], Copy]
-SHIPPED = ("local", "local-single", "a3")
+SHIPPED = sorted(file.parent.name for file in api.inventories().glob("*/hosts.yml"))
 PLAN_RULES = [rule for rule in rules.RULES if rule.check_plan]
 
 
@@ -46,6 +46,7 @@ def test_every_checked_rule_has_a_case() -> None:
     checked = {rule.id for rule in rules.RULES if rule.check or rule.where == "files"}
     # C04 needs a missing file: test_missing_file below.
     assert {case.rule for case in CASES} == checked - {"C04"}
+    assert {case.rule for case in CASES if case.holds} == checked - {"C04"}
 
 
 def test_ids_are_unique_and_rules_complete() -> None:
@@ -56,6 +57,11 @@ def test_ids_are_unique_and_rules_complete() -> None:
         assert (rule.check is not None or rule.check_plan is not None) == (rule.where == "check"), rule.id
         assert (rule.warn is not None) == (rule.where == "warning"), rule.id
         assert rule.message and rule.source and rule.remedy and rule.name
+
+
+def test_the_inventories_that_are_meant_to_ship_do() -> None:
+    a3 = ["a3", "a3-single", "a3-v31", "a3-v32"]
+    assert [*a3, "lab", "local", "local-single", "seed-online"] == SHIPPED
 
 
 @pytest.mark.parametrize("name", SHIPPED)
@@ -159,7 +165,8 @@ def test_documentation_is_generated() -> None:
 
 def test_every_key_of_the_shipped_inventories_is_documented() -> None:
     text = reference.markdown()
-    for section in ("model", "topology", "mtp", "serving", "monitoring"):
-        data = api.load_checked("a3").model_dump(exclude_unset=True)[section]
-        for key in data:
-            assert f"| `{section}.{key}` |" in text
+    for name in SHIPPED:
+        data = api.load_checked(name).model_dump(exclude_unset=True)
+        for section in ("model", "topology", "mtp", "serving", "monitoring"):
+            for key in data[section]:
+                assert f"| `{section}.{key}` |" in text
