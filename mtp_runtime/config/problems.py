@@ -36,8 +36,14 @@ class ConfigError(Exception):
 
 
 def dotted(path: KeyPath) -> str:
-    """('a', 'b', 0) -> 'a.b[0]'."""
+    """('a', 'b', 0) -> 'a.b[0]'; long and unprintable parts shortened and escaped."""
     text = ""
     for part in path:
-        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
+        name = part if isinstance(part, int) else printable(part if len(part) <= 100 else part[:97] + "...")
+        text += f"[{name}]" if isinstance(part, int) else f".{name}" if text else str(name)
     return text or "(file)"
+
+
+def printable(text: str) -> str:
+    """The text with escapes in the place of what a terminal would act on."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)

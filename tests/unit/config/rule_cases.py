@@ -66,7 +66,7 @@ CASES = (
     Case(
         "C05",
         "local",
-        "enabled",
+        "mtp.enabled",
         text=("mtp", "  enabled: true\n", "  enabled: true\n  enabled: false\n"),
         holds={K: 2},
     ),

@@ -1,0 +1,122 @@
+"""What is wrong with keys and values, in the operator's words: pydantic's errors as problems C01, C02, C03, C07."""
+
+import re
+from difflib import get_close_matches
+from typing import Any
+
+from pydantic import ValidationError
+
+from .keys import keys_at
+from .problems import KeyPath, Problem, dotted, printable
+
+# More than anybody repairs before the next check.
+MAX_PROBLEMS = 100
+REMEDIES = {
+    "C01": "remove the key or correct its spelling",
+    "C02": "write a value of the type named in the message (booleans: true or false; no quotes around numbers)",
+    "C03": "choose a value inside the stated limits",
+    "C04": "restore the file; `mtpctl check` lists what an inventory needs",
+    "C05": "keep one of the two",
+    "C06": "correct the YAML at that line",
+    "C07": "add the key",
+}
+_RANGE_ERRORS = ("greater_than", "less_than", "too_short", "too_long", "string_pattern", "literal_error", "finite")
+
+
+class Places:
+    """Key path -> (file, line)."""
+
+    def __init__(self) -> None:
+        self._lines: dict[KeyPath, tuple[str, int]] = {}
+
+    def add(self, path: KeyPath, file: str, line: int) -> None:
+        """Remembers where a key stands."""
+        self._lines[path] = (file, line)
+
+    def find(self, path: KeyPath) -> tuple[str, int]:
+        """Where a key stands; for a key that is not written, its nearest parent."""
+        while path and path not in self._lines:
+            path = path[:-1]
+        return self._lines.get(path, ("", 0))
+
+
+def schema_problems(
+    error: ValidationError, data: dict[str, Any], places: Places, known: list[Problem]
+) -> list[Problem]:
+    """Every error of a cluster's data at a key that is not among the `known` problems, each key once."""
+    reported = {p.key for p in known}
+    problems: list[Problem] = []
+    found = error.errors(include_url=False, include_context=True)
+    for number, item in enumerate(found):
+        if len(problems) >= MAX_PROBLEMS:
+            file, line = places.find(_key_path(item["loc"], data))
+            message = f"{len(found) - number} more values or keys are wrong."
+            problems.append(Problem("C02", file, "(file)", message, "repair those above first", line))
+            break
+        problem = _schema_problem(item, data, places)
+        if problem.key not in reported:
+            problems.append(problem)
+            reported.add(problem.key)
+    return problems
+
+
+def _schema_problem(item: Any, data: dict[str, Any], places: Places) -> Problem:
+    """One pydantic error in our words."""
+    path = _key_path(item["loc"], data)
+    file, line = places.find(path)
+    kind, value = item["type"], item.get("input")
+    remedy = None
+    if kind == "extra_forbidden":
+        rule, message = "C01", _unknown(path)
+    elif kind == "missing":
+        rule, message = "C07", "the key is missing."
+    elif kind.startswith(_RANGE_ERRORS) or kind.endswith(_RANGE_ERRORS):
+        rule, message = "C03", f"{item['msg']}, found {_show(value)}."
+    else:
+        rule, message = "C02", f"{item['msg']}, found {_show(value)}."
+        remedy = _unquote(kind, value)
+    # hosts.yml has no top-level key of ours.
+    shown_path = path[1:] if path and path[0] == "hosts" else path
+    return Problem(rule, file, dotted(shown_path), message, remedy or REMEDIES[rule], line)
+
+
+def _unquote(kind: str, value: Any) -> str | None:
+    """The remedy for a text where a number or a boolean belongs."""
+    if not isinstance(value, str):
+        return None
+    if kind.startswith("bool") and value.lower() in ("true", "false", "yes", "no", "on", "off", "y", "n"):
+        return f"write {'true' if value.lower() in ('true', 'yes', 'on', 'y') else 'false'}, without quotes"
+    if kind.startswith(("int", "float")) and re.fullmatch(r"\s*[-+]?[0-9]+(\.[0-9]+)?\s*", value[:40]):
+        return f"drop the quotes: a number has none, as in {value[:40].strip()}"
+    return None
+
+
+def _unknown(path: KeyPath) -> str:
+    """Names the key that was probably meant, or all keys of that place."""
+    known = keys_at(path[:-1])
+    if not known:
+        return "unknown key."
+    near = get_close_matches(str(path[-1])[:100], known, n=1)
+    return f"unknown key; did you mean {near[0]}?" if near else f"unknown key; valid: {', '.join(known)}."
+
+
+def _key_path(location: tuple[Any, ...], data: Any) -> KeyPath:
+    """pydantic's location without the names of union branches: as far as the written data goes, plus a missing key."""
+    path: list[str | int] = []
+    node = data
+    for position, part in enumerate(location):
+        in_list = isinstance(node, list) and isinstance(part, int) and part < len(node)
+        if in_list or (isinstance(node, dict) and part in node):
+            node = node[part]
+        elif isinstance(node, dict) and position == len(location) - 1:
+            path.append(part)
+            break
+        else:
+            continue
+        path.append(part)
+    return tuple(path)
+
+
+def _show(value: Any) -> str:
+    text = printable(repr(value))
+    return text if len(text) <= 60 else text[:57] + "..."
