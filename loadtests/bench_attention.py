@@ -179,7 +179,9 @@ def main(arguments: list[str] | None = None) -> int:
     if not options.json:
         for k in options.k:
             found = {b: crossover([row for row in rows if row.k == k and row.batch == b]) for b in options.batch}
-            print(f"K {k}: TND is faster than expansion " + ", ".join(f"{at} (batch {b})" for b, at in found.items()))
+            for at in dict.fromkeys(found.values()):
+                batches = ", ".join(str(b) for b in found if found[b] == at)
+                print(f"K {k}, batch {batches}: TND is faster than expansion {at}")
     return 0
 
 
