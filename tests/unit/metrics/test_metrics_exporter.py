@@ -33,6 +33,7 @@ def derived(samples: Samples) -> set[str]:
 
 
 def test_figures_equal_the_formulas_on_the_raw_counters(serve: Serve, decode_text: str) -> None:
+    """TPOT comes from the time a request takes, not from vLLM's inter-token latency, which is per step (vLLM#47382)."""
     drafts = raw(decode_text, names.SPEC_DRAFTS)
     draft_tokens = raw(decode_text, names.SPEC_DRAFT_TOKENS)
     accepted = raw(decode_text, names.SPEC_ACCEPTED_TOKENS)

@@ -208,6 +208,7 @@ MODES = pytest.mark.parametrize("one_hot", [True, False], ids=["one-hot", "proba
 @given(tree=trees)
 @settings(max_examples=9, deadline=None, derandomize=True)
 def test_emitted_tokens_have_the_targets_distribution_exactly(name: str, one_hot: bool, tree: Tree) -> None:
+    """The joint law, block verification included (va#7807, va#7603)."""
     assert distance(tree, law_of(name, METHODS[name], tree, one_hot), one_hot) < EXACT
 
 

@@ -1,4 +1,4 @@
-"""Tensor-parallel workers hold the same logits and must decide alike without a message between them.
+"""Tensor-parallel workers hold the same logits and must decide alike without a message between them (vLLM#17509).
 
 Two processes, started apart, with another past of the global generator and another number of threads; what they share
 is the seed of the generator that only verification draws from.
