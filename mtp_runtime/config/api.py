@@ -8,7 +8,7 @@ from .load import load
 from .model_config import mtp_layers
 from .problems import ConfigError, Problem
 from .render import render
-from .rules import check_cluster, check_warnings
+from .rules import check_cluster, check_warnings, with_sources
 from .schema import Cluster
 
 
@@ -36,7 +36,10 @@ def check(name: str, root: Path | None = None, overrides: dict[str, str] | None 
     root: the folder of inventories; overrides: section -> text to take instead of its file. The weights' config.json is
     looked at where it can be read.
     """
-    written, places = load((root or inventories()) / name, overrides)
+    try:
+        written, places = load((root or inventories()) / name, overrides)
+    except ConfigError as error:
+        raise ConfigError(with_sources(error.problems)) from None
     layers = mtp_layers(repository() / written.model.path)
     cluster = written.with_k_of(layers)
     problems: list[Problem] = check_cluster(cluster, places)

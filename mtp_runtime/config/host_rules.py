@@ -38,7 +38,7 @@ HOST_RULES = (
     Rule(
         "H05",
         "model-shape",
-        "config.json agrees with model.yml: num_hidden_layers, max_position_embeddings",
+        "config.json agrees with model.yml: num_hidden_layers, num_attention_heads, max_position_embeddings",
         "ours: the KV cache is sized from model.yml",
         "correct model.yml",
         "weights",

@@ -8,7 +8,10 @@ KeyPath = tuple[str | int, ...]
 
 @dataclass(frozen=True)
 class Problem:
-    """One broken rule at one place. file is as the operator can open it; line is 1-based, 0 = unknown."""
+    """One broken rule at one place. file is as the operator can open it; line is 1-based, 0 = unknown.
+
+    value: what stands there, as text, empty where nothing does; source: where the rule comes from, empty = not said.
+    """
 
     rule: str
     file: str
@@ -16,11 +19,15 @@ class Problem:
     message: str
     remedy: str
     line: int = 0
+    value: str = ""
+    source: str = ""
 
     def text(self) -> str:
-        """`file:line key [rule] message. Remedy.`"""
+        """`file:line: key: value: [rule] message Remedy. Source.`"""
         place = f"{self.file}:{self.line}" if self.line else self.file
-        return f"{place}: {self.key}: [{self.rule}] {self.message} Remedy: {self.remedy}"
+        value = f"{self.value}: " if self.value else ""
+        source = f". Source: {self.source}" if self.source else ""
+        return f"{place}: {self.key}: {value}[{self.rule}] {self.message} Remedy: {self.remedy}{source}"
 
     def as_dict(self) -> dict[str, Any]:
         """For --json."""

@@ -8,14 +8,13 @@ from .checks import Finding
 from .placement import Rank
 from .schema import Cluster
 
-Where = Literal["files", "check", "weights", "host", "construction", "later", "warning"]
+Where = Literal["files", "check", "weights", "host", "construction", "warning"]
 WHERE_TEXT = {
     "files": "while the files are read",
     "check": "`mtpctl check`",
     "weights": "`mtpctl weights`",
     "host": "deployment, on the host",
     "construction": "cannot be broken: there is no key for it",
-    "later": "not built yet",
     "warning": "`mtpctl check`, as a warning",
 }
 

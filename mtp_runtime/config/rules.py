@@ -4,9 +4,10 @@ Ids: C = shape of the files, R = serving rules (R30 and up are ours, the lower o
 collected), H = checks on a host or its files that need more than the inventory, W = warnings, which stop nothing.
 """
 
+from dataclasses import replace
 from typing import Any
 
-from . import checks, graph_checks, plan_checks, ports, release_checks
+from . import checks, device_checks, graph_checks, plan_checks, ports, release_checks
 from .checks import Finding
 from .host_rules import HOST_RULES
 from .load import REMEDIES, Places
@@ -15,6 +16,7 @@ from .problems import Problem, dotted
 from .render import render
 from .rule import WHERE_TEXT, Rule
 from .schema import Cluster
+from .values import value_at
 
 FILE_RULES = tuple(
     Rule(id, name, message, "schema.py", REMEDIES[id], "files")
@@ -133,7 +135,15 @@ SERVING_RULES = (
         "copy the weights again; use weights that were quantised together with their MTP layer",
         "weights",
     ),
-    Rule("R13", "mla-heads", "heads / KV heads is 32, 64 or 128 for graphs with MLA", "vllm-ascend FAQ", "-", "later"),
+    Rule(
+        "R13",
+        "mla-heads",
+        "vllm-ascend, MLA in graphs: a rank has 32, 64 or 128 heads for its one KV head",
+        "vllm-ascend FAQ, which means the heads after the tp split; the MTP article has an example with 8",
+        "choose a tp that leaves so many (DeepSeek-V3: 1, 2 or 4), or graph_mode: eager on that role",
+        "warning",
+        warn=device_checks.mla_heads,
+    ),
     Rule(
         "R14",
         "no-skew",
@@ -145,10 +155,11 @@ SERVING_RULES = (
     Rule(
         "R15",
         "memory-headroom",
-        "the memory fraction leaves room for the drafter and its buffers",
+        "vllm-ascend: gpu_memory_utilization leaves room on a device for the drafter (1 GiB) and its HCCL buffers "
+        "(2 x hccl_buffsize)",
         "vllm-ascend#15467, #7907",
-        "-",
-        "later",
+        "lower gpu_memory_utilization to the share in the message, or leave it out: it is derived then",
+        check=device_checks.memory_headroom,
     ),
     Rule(
         "R16",
@@ -390,17 +401,23 @@ def check_cluster(cluster: Cluster, places: Places) -> list[Problem]:
     """Everything that breaks a rule, all at once; the plan's own rules run once the cluster's hold."""
     ranks = place(cluster)
     problems = [
-        _problem(rule, finding, places) for rule in RULES if rule.check for finding in rule.check(cluster, ranks)
+        _problem(rule, finding, places, cluster)
+        for rule in RULES
+        if rule.check
+        for finding in rule.check(cluster, ranks)
     ]
     if not problems:
-        problems = [_problem(rule, finding, places) for rule, finding in check_plan(render(cluster))]
+        problems = [_problem(rule, finding, places, cluster) for rule, finding in check_plan(render(cluster))]
     return sorted(problems, key=lambda p: (p.file, p.line, p.rule, p.key))
 
 
 def check_warnings(cluster: Cluster, mtp_layers: int | None, places: Places) -> list[Problem]:
     """What is allowed but deserves a look. mtp_layers: MTP layers of the weights, None when unknown."""
     found = [
-        _problem(rule, finding, places) for rule in WARNINGS if rule.warn for finding in rule.warn(cluster, mtp_layers)
+        _problem(rule, finding, places, cluster)
+        for rule in RULES
+        if rule.warn
+        for finding in rule.warn(cluster, mtp_layers)
     ]
     return sorted(found, key=lambda p: (p.file, p.line, p.rule, p.key))
 
@@ -410,10 +427,16 @@ def check_plan(plan: dict[str, Any]) -> list[tuple[Rule, Finding]]:
     return [(rule, finding) for rule in RULES if rule.check_plan for finding in rule.check_plan(plan)]
 
 
-def _problem(rule: Rule, finding: Finding, places: Places) -> Problem:
+def with_sources(problems: list[Problem]) -> list[Problem]:
+    """Problems of the files, which their reader reports without the rule's source, with it."""
+    return [found if found.source else replace(found, source=get(found.rule).source) for found in problems]
+
+
+def _problem(rule: Rule, finding: Finding, places: Places, cluster: Cluster) -> Problem:
     file, line = places.find(finding.key)
     path = finding.key[1:] if finding.key[:1] == ("hosts",) else finding.key
-    return Problem(rule.id, file, dotted(path), finding.message, rule.remedy, line)
+    value = value_at(cluster, finding.key)
+    return Problem(rule.id, file, dotted(path), finding.message, rule.remedy, line, value, rule.source)
 
 
 def as_dicts() -> list[dict[str, str]]:

@@ -57,10 +57,15 @@ def device_gib(cluster: Cluster) -> float | None:
     return float(cluster.topology.device_memory_gib or DIE_GIB)
 
 
+def buffer_mb(cluster: Cluster, role: Role) -> int:
+    """HCCL_BUFFSIZE of a role."""
+    return cluster.role_serving(role).hccl_buffsize or HCCL_BUFFSIZE
+
+
 def mtp_headroom_gib(cluster: Cluster, role: Role) -> float:
     """What must stay free of a device beside the engine's share so that MTP can be on: drafter and HCCL buffers."""
-    buffer_mb = cluster.role_serving(role).hccl_buffsize or HCCL_BUFFSIZE
-    return DRAFTER_GIB + 2 * buffer_mb / 1024
+    drafter = 0 if cluster.mtp.method == "ngram" else DRAFTER_GIB  # ngram loads no weights
+    return drafter + 2 * buffer_mb(cluster, role) / 1024
 
 
 def largest_fraction(cluster: Cluster, role: Role) -> float | None:

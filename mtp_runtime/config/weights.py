@@ -61,7 +61,7 @@ def _check_config(cluster: Cluster, folder: Path) -> list[Problem]:
     mtp_layers = config.get("num_nextn_predict_layers") or 0
     if cluster.mtp.enabled and cluster.mtp.method in MTP_METHODS and mtp_layers < 1:
         problems.append(_problem("H04", file, "num_nextn_predict_layers", "the model has no MTP layer, but MTP is on."))
-    for key in ("num_hidden_layers", "max_position_embeddings"):
+    for key in ("num_hidden_layers", "num_attention_heads", "max_position_embeddings"):
         stated, real = getattr(cluster.model, key), config.get(key)
         if stated is not None and real is not None and stated != real:
             problems.append(_problem("H05", file, key, f"config.json says {real}, model.yml says {stated}."))
@@ -94,4 +94,4 @@ def _sha256(file: Path) -> str:
 
 
 def _problem(rule: str, file: Path, key: str, message: str) -> Problem:
-    return Problem(rule, shown(file), key, message, get(rule).remedy)
+    return Problem(rule, shown(file), key, message, get(rule).remedy, source=get(rule).source)

@@ -38,6 +38,8 @@ RECOMPUTE_D = "serving.decode.additional_config.recompute_scheduler_enable"
 # a3 with slack slots instead of placeholders: 40 requests, K = 1, 3 slots of slack, 86 tokens.
 SLACK_A3 = {"mtp.padding": "slack", RECOMPUTE_D: False}
 
+MEMORY = "serving.decode.gpu_memory_utilization"
+HCCL = "serving.decode.hccl_buffsize"
 TORCHAIR = "additional_config.torchair_graph_config"
 TORCHAIR_SIZES = f"{TORCHAIR}.graph_batch_sizes"
 SCHEDULER = "serving.additional_config.ascend_scheduler_config.enabled"
@@ -228,6 +230,17 @@ CASES = (
         OVERLAP,
         {OVERLAP: True, "serving.prefill.additional_config.enable_shared_expert_dp": False},
         {OVERLAP: True},
+    ),
+    Case("R15", "a3", MEMORY, {MEMORY: 0.97}, {MEMORY: 0.96}),
+    Case("R15", "a3", MEMORY, {MEMORY: 0.97, "mtp.enabled": False}, {MEMORY: 0.97, "mtp.method": "ngram"}),
+    Case("R15", "a3", MEMORY, {MEMORY: 0.95, HCCL: 1200}, {MEMORY: 0.94, HCCL: 1200}),
+    Case("R15", "a3", MEMORY, {"topology.device_memory_gib": 32}, {"topology.device_memory_gib": 32, MEMORY: 0.93}),
+    Case(
+        "R15",
+        "a3",
+        "topology.device_memory_gib",
+        {"topology.device_memory_gib": 2, MEMORY: None},
+        {"topology.device_memory_gib": 32, MEMORY: None},
     ),
     Case(
         "R17",
@@ -510,4 +523,26 @@ CASES = (
         {"serving.prefill.additional_config.enable_flashcomm1": False},
         {"serving.prefill.additional_config.enable_dsa_cp": False},
     ),
+)
+
+# Warnings stop nothing: breaks must be answered with the warning at `key`, holds with none at all.
+WARNED = (
+    Case(
+        "R13",
+        "a3-single",
+        "topology.single.tp",
+        {"topology.single.tp": 16, "topology.single.dp": 1},
+        {"topology.single.tp": 2, "topology.single.dp": 8},
+    ),
+    Case(
+        "R13",
+        "a3-v32",
+        "topology.prefill.tp",
+        {"serving.prefill.graph_mode": "piecewise"},
+        {"topology.prefill.tp": 16},
+    ),
+    Case("R13", "a3", "topology.decode.tp", {"model.num_attention_heads": 16}, {"model.num_attention_heads": None}),
+    Case("W01", "local", K, {K: 2}, {K: 1}),
+    Case("W02", "local", K, {K: 3}, {K: 3, "mtp.enabled": False}),
+    Case("W03", "a3", "mtp.padding", {**SLACK_A3, CAPTURE: [86]}, {"mtp.padding": "auto"}),
 )

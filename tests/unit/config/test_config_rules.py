@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from inventory_copy import Copy
-from rule_cases import CASES, Case
+from rule_cases import CASES, WARNED, Case
 
 from mtp_runtime.config import api, reference, rules
 from mtp_runtime.config.problems import ConfigError, Problem
@@ -54,6 +54,9 @@ def test_ids_are_unique_and_rules_complete() -> None:
     assert len(set(ids)) == len(ids)
     assert {f"R{n:02}" for n in range(1, 22)} <= set(ids)
     for rule in rules.RULES:
+        assert rule.where in ("files", "check", "weights", "host", "construction", "warning"), (
+            "a rule that is not built"
+        )
         assert (rule.check is not None or rule.check_plan is not None) == (rule.where == "check"), rule.id
         assert (rule.warn is not None) == (rule.where == "warning"), rule.id
         assert rule.message and rule.source and rule.remedy and rule.name
@@ -87,6 +90,57 @@ def test_rule_fires(case: Case, copy: MakeCopy) -> None:
 @pytest.mark.parametrize("case", [c for c in CASES if c.holds], ids=ident)
 def test_rule_is_silent(case: Case, copy: MakeCopy) -> None:
     assert [p.text() for p in problems_of(copy(case.base).edit(case.holds))] == []
+
+
+def warnings_of(found: Copy) -> list[tuple[str, str]]:
+    """(rule, key) of each warning."""
+    return [(w.rule, w.key) for w in api.check(found.name, found.root).warnings]
+
+
+def test_every_warning_has_a_case() -> None:
+    warned = {rule.id for rule in rules.RULES if rule.warn}
+    assert {case.rule for case in WARNED} == {case.rule for case in WARNED if case.holds} == warned
+
+
+@pytest.mark.parametrize("case", WARNED, ids=ident)
+def test_warning_warns(case: Case, copy: MakeCopy) -> None:
+    assert (case.rule, case.key) in warnings_of(copy(case.base).edit(case.breaks))
+
+
+@pytest.mark.parametrize("case", WARNED, ids=ident)
+def test_warning_is_silent(case: Case, copy: MakeCopy) -> None:
+    assert warnings_of(copy(case.base).edit(case.holds)) == []
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_shipped_inventories_warn_of_nothing(name: str) -> None:
+    assert [w.text() for w in api.check(name).warnings] == []
+
+
+@pytest.mark.parametrize("key", ["topology.decode.release", "serving.kv_pool"])
+def test_what_a_rule_calls_impossible_has_no_key(key: str, copy: MakeCopy) -> None:
+    """R14: one release for all ranks; R16: no KV pool."""
+    assert [(p.rule, p.key) for p in problems_of(copy("a3").edit({key: "0.18.0"}))] == [("C01", key)]
+
+
+def test_a_problem_says_everything(copy: MakeCopy) -> None:
+    found = copy("a3").edit({"mtp.num_speculative_tokens": 16, "hosts.all.hosts.p0.kv_port": 35999})
+    by_rule = {p.rule: p for p in problems_of(found)}
+    k, port = by_rule["R03"], by_rule["R01"]
+    assert (k.key, k.value, port.key, port.value) == (
+        "mtp.num_speculative_tokens",
+        "16",
+        "all.hosts.p0.kv_port",
+        "35999",
+    )
+    for problem in (k, port):
+        rule = rules.get(problem.rule)
+        assert (problem.source, problem.remedy) == (rule.source, rule.remedy)
+        place = f"{problem.file}:{problem.line}: {problem.key}: {problem.value}: [{problem.rule}] "
+        assert problem.text().startswith(place + problem.message)
+        assert problem.text().endswith(f" Remedy: {rule.remedy}. Source: {rule.source}")
+    shape = problems_of(copy("local").edit({"mtp.num_speculative_tokens": "two"}))
+    assert [p.source for p in shape] == [rules.get("C02").source]
 
 
 @pytest.mark.parametrize("section", ["hosts", "model", "topology", "mtp", "serving", "monitoring"])
