@@ -38,7 +38,14 @@ def operator(*tensors: torch.Tensor, **named: Any) -> torch.Tensor:
 
 
 KERNELS = pytest.mark.parametrize("kernel", [tnd.attend, operator])
-needs_native = pytest.mark.skipif("not native.available()")  # a string: asked when the test runs
+needs_native = pytest.mark.usefixtures("compiled")
+
+
+@pytest.fixture(scope="module")
+def compiled() -> None:
+    """Skips where there is no C++ compiler."""
+    if not native.available():
+        pytest.skip(native.why())
 
 
 @dataclass
