@@ -8,8 +8,8 @@ Arguments and errors: `tnd.attend` and `tnd.write_latent_kv`. The operators take
 sizes 512 and 64, their last dimensions contiguous.
 
 The C++ kernel works out every row from its query and the entries it sees alone, in a fixed order: a token's result is
-bit for bit the same in any batch, at any place of a segment of any length, with any number of threads. So greedy tokens
-do not depend on K here. The form in torch does not promise that.
+bit for bit the same in any batch, at any place of a segment of any length, with any number of threads. Attention is
+thus no reason for greedy tokens to depend on K. The form in torch does not promise that.
 """
 
 from __future__ import annotations
