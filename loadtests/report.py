@@ -171,6 +171,11 @@ def _tokens_check(records: Sequence[Record], around: Mapping[str, Around]) -> Ch
     return Check(name, counted == seen, f"{seen} received, {counted:.0f} counted by the engines")
 
 
+def paused(pair: Around) -> bool:
+    """Whether the engine's active K was 0 all the time (`mtpctl active-k`)."""
+    return all(samples.total(names.PLUGIN_ACTIVE_K) == 0 for samples in (pair.before, pair.after))
+
+
 def _mtp_check(plan: Plan, around: Mapping[str, Around], drafts: DraftCounts | None) -> Check:
     """Draft counters move if, and only if, MTP is on."""
     name = "drafts match the MTP switch"
@@ -179,8 +184,10 @@ def _mtp_check(plan: Plan, around: Mapping[str, Around], drafts: DraftCounts | N
     silent = [
         instance
         for instance, pair in around.items()
-        if not pair.delta(names.SPEC_DRAFTS) and pair.delta(names.GENERATION_TOKENS)
+        if not pair.delta(names.SPEC_DRAFTS) and pair.delta(names.GENERATION_TOKENS) and not paused(pair)
     ]
+    if around and all(map(paused, around.values())):
+        return Check(name, drafts is None or drafts.drafts == 0, "MTP is on, its active K is 0")
     if drafts is None or silent:
         return Check(name, False, f"MTP is on, but no drafts on {', '.join(silent) or 'any engine'}")
     return Check(name, drafts.drafts > 0, f"{drafts.drafts:.0f} draft steps, {drafts.accepted:.0f} tokens accepted")

@@ -163,6 +163,12 @@ def _settled(
         time.sleep(0.2)
 
 
+def _paused(engines: tuple[Engine, ...], after: dict[str, Samples | None]) -> bool:
+    """Whether `mtpctl active-k CLUSTER 0` keeps every one of these engines from drafting."""
+    found = [after[engine.instance] for engine in engines]
+    return all(samples is not None and samples.total(names.PLUGIN_ACTIVE_K) == 0 for samples in found)
+
+
 def _counter_checks(
     deployed: Deployed, before: dict[str, Samples | None], after: dict[str, Samples | None]
 ) -> list[Check]:
@@ -174,15 +180,13 @@ def _counter_checks(
 
     decode, prefill = moved(plan.decoding), tuple(engine for engine in plan.engines if engine.role == "prefill")
     drafts = decode(names.SPEC_DRAFTS)
+    state = "off" if not plan.mtp_enabled else "paused (active K is 0)" if _paused(plan.decoding, after) else "on"
     checks = [
         Check(
-            "drafts",
-            (drafts > 0) == plan.mtp_enabled,
-            f"MTP is {'on' if plan.mtp_enabled else 'off'} and {drafts:.0f} draft steps were counted",
-            log,
+            "drafts", (drafts > 0) == (state == "on"), f"MTP is {state} and {drafts:.0f} draft steps were counted", log
         )
     ]
-    if plan.mtp_enabled:
+    if state == "on":
         steps, verify = decode(names.PLUGIN_ENGINE_DRAFT_STEPS), decode(names.PLUGIN_VERIFY_CALLS)
         attention = decode(names.PLUGIN_ATTENTION_DRAFT_STEPS)
         # Every step with drafts went through both; beside other traffic the three are read at slightly other times.

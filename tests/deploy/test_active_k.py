@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import urlsplit
 
 import pytest
-from live_stack import CLUSTER, ROOT, Stack
+from live_stack import CLUSTER, ROOT, Stack, make
 
 from mtp_runtime.cli.active_k import PATH
 from mtp_runtime.metrics import names
@@ -63,6 +63,11 @@ def test_it_stops_and_resumes_drafting_without_a_restart(stack: Stack, loaded: i
         assert tokens(stack) == expected
         assert (drafts(stack) > before) == (k > 0)
     assert stack.pids() == pids
+
+
+def test_the_canary_is_green_while_nothing_is_drafted(stack: Stack, loaded: int) -> None:
+    assert active_k("0").returncode == 0
+    assert "paused" in make("canary", CLUSTER=CLUSTER).stdout
 
 
 def test_requests_under_way_go_on(stack: Stack, loaded: int) -> None:

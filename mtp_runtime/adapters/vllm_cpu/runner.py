@@ -89,6 +89,14 @@ class MtpModelRunner(CPUModelRunner):  # type: ignore[misc]
         if graphs and choose(self.max_num_reqs, self.max_num_reqs * graphs[0].width, graphs) is None:
             log.warning("no static graph holds %d requests with K drafts: such steps run eagerly", self.max_num_reqs)
 
+    def _input_fits_in_drafter(self, common_attn_metadata: Any) -> bool:
+        """Always: a request near its limit drafts without writing KV. vLLM would leave the whole batch without drafts,
+        and the others' KV of the MTP layer with a gap."""
+        if isinstance(getattr(self, "drafter", None), MtpProposer):
+            return common_attn_metadata is not None
+        fits: bool = super()._input_fits_in_drafter(common_attn_metadata)
+        return fits
+
     def _determine_batch_execution_and_padding(
         self, num_tokens: int, num_reqs: int, num_scheduled_tokens_np: Any, max_num_scheduled_tokens: int, **kwargs: Any
     ) -> Any:
