@@ -99,6 +99,7 @@ def run(deployed: Deployed) -> Report:
     report.checks.append(_completion_check(answer, report, dead, deployed))
     if report.checks[-1].ok:
         after = _settled(plan.engines, before, deployed)
+        report.mtp += ", paused: the active K is 0" if plan.mtp_enabled and _paused(plan.decoding, after) else ""
         report.checks += _counter_checks(deployed, before, after)
         _measure(report, deployed, before, after)
     return report
