@@ -161,8 +161,9 @@ test-live: venv ## tests on a running stack (deploys CLUSTER=local, destroys it)
 
 .PHONY: bench bench-core bench-attention bench-engine bench-acceptance
 bench: bench-core bench-attention bench-engine bench-acceptance ## all benchmarks
-bench-core: engine ## verification, planning and padding, without an engine
+bench-core: engine ## verification, planning, padding and rendering, without an engine
 	@$(ENGINE_PYTHON) -m loadtests.bench_core $(ARGS)
+	@$(BIN)/python -m loadtests.bench_render
 bench-attention: engine ## decode attention: three ways to verify K + 1 tokens, without an engine
 	@$(ENGINE_PYTHON) -m loadtests.bench_attention $(ARGS)
 bench-engine: engine ## [ARGS='--part cost modes load active-k']: step cost and TPOT with and without MTP, with verdicts

@@ -291,6 +291,7 @@ class Cluster(Strict):
         if mtp_layers is None or self.mtp.num_speculative_tokens is not None:
             return self
         mtp = self.mtp.model_copy(update={"num_speculative_tokens": mtp_layers})
+        mtp.model_fields_set.discard("num_speculative_tokens")  # nobody wrote it
         return self.model_copy(update={"mtp": mtp})
 
     def runner(self) -> Runner:
