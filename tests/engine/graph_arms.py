@@ -10,7 +10,7 @@ from typing import Any
 
 import graph_asks as asks
 from engine_arms import Arm, start
-from graph_prompts import SEATS
+from graph_prompts import CONTEXT, SEATS
 from midflight_asks import midflight
 from static_asks import acceptance, attention_calls, static
 
@@ -38,7 +38,7 @@ class Combination:
     def arm(self) -> Arm:
         """The engine, asked what all of them are asked."""
         modes = {name: getattr(self, name) for name in ("graph_mode", "attention", "padding")}
-        return Arm(self.k, max_num_seqs=SEATS, asks={"matrix": asks.matrix}, **modes)
+        return Arm(self.k, max_num_seqs=SEATS, engine={"max_model_len": CONTEXT}, asks={"matrix": asks.matrix}, **modes)
 
 
 def every_combination() -> list[Combination]:
@@ -110,7 +110,7 @@ def arms(folder: str) -> dict[str, Arm]:
     for arm in found.values():
         # Else no two requests would ever have the same id.
         arm.env["VLLM_DISABLE_REQUEST_ID_RANDOMIZATION"] = "1"
-    found[OFF] = Arm(0, max_num_seqs=SEATS, asks={"reference": asks.reference})
+    found[OFF] = replace(Combination(EAGER, TND, PLACEHOLDER, 1).arm(), k=0, asks={"reference": asks.reference})
     found[SMALL] = replace(Combination(FULL, TND, SLACK, 3).arm(), capture_slots=[1, 2, 4])
     return found
 

@@ -12,7 +12,7 @@ from engine_arms import Run, _sampling, config
 from graph_watch import Seen, kv_caches, replaced, watching
 
 GREEDY = {"temperature": 0.0, "max_tokens": given.TOKENS}
-LIMITED = {**GREEDY, "max_tokens": 60}
+LIMITED = {**GREEDY, "max_tokens": 40}
 ENDING = {**GREEDY, "ignore_eos": False, "logit_bias": {config()["eos_token_id"]: 14.0}}
 """The end of the text, within a few tokens, by a bias."""
 SEEDED = [{"temperature": 1.0, "seed": 40 + number, "max_tokens": given.TOKENS} for number in range(given.SEATS)]

@@ -5,18 +5,20 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
-from engine_arms import MAX_MODEL_LEN, MODEL
+from engine_arms import MODEL
 from tokenizers import Tokenizer
 
 from mtp_runtime.model import prompts
 
 SEATS = 16
 """max_num_seqs of the graph tests."""
-TOKENS = 20
+CONTEXT = 256
+"""max_model_len of the graph tests."""
+TOKENS = 16
 BURST_TOKENS = 8
 LENGTHS = [17, 40, 1, 2, 3, 4, 5, 15, 16, 31, 32, 33, 48, 64, 7, 100, 1, 1, 2, 9, 1, 20, 1, 3]
 """Of 24 prompts: around K + 1 tokens and around a KV block of 16. Up to K + 1 tokens enter on the decode path."""
-LIMITED = [495, 500, 505, 508, 509, 510, 511]
+LIMITED = [CONTEXT - left for left in (17, 12, 7, 4, 3, 2, 1)]
 """Lengths of prompts near the longest context."""
 
 
@@ -25,7 +27,7 @@ def book(number: int) -> list[int]:
     """The tokens of a held-out book's beginning, long enough for any context."""
     tokenizer = Tokenizer.from_file(str(Path(MODEL) / "tokenizer.json"))
     tokens: list[int] = []
-    while len(tokens) < MAX_MODEL_LEN:
+    while len(tokens) < CONTEXT:
         tokens += tokenizer.encode(prompts.completion(number)).ids
         number += 1000
     return tokens

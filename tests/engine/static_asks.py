@@ -9,11 +9,11 @@ from typing import Any
 
 import graph_prompts as given
 import torch
-from engine_arms import BLOCK, MAX_MODEL_LEN, Run, _sampling, config
+from engine_arms import BLOCK, Run, _sampling, config
 from graph_asks import GREEDY, Answer, ask, counting
 from graph_watch import Seen, kv_caches, replaced, runner, watching
 
-FEW = [{**GREEDY, "max_tokens": tokens} for tokens in (20, 9, 14, 6, 17)]
+FEW = [{**GREEDY, "max_tokens": tokens} for tokens in (16, 9, 14, 6, 12)]
 """Five requests that leave one by one: graphs of 8, 4, 2 and 1 slots, most with padding."""
 EIGHT = [0, 1, 9, 10, 11, 12, 13, 15]
 """Mixed prompts of 17 to 100 tokens."""
@@ -67,12 +67,12 @@ def poison(llm: Any) -> Iterator[None]:
         slots = [block * BLOCK + place for block in blocks for place in range(BLOCK)]
         choices = {
             "input_ids": range(config()["vocab_size"]),
-            "positions": range(MAX_MODEL_LEN),
+            "positions": range(given.CONTEXT),
             "slot_mapping": slots,
             "block_table": blocks,
             "hidden_states": [-100.0, 100.0],
             "row_owner": [0],
-            "row_lengths": range(1, MAX_MODEL_LEN),
+            "row_lengths": range(1, given.CONTEXT),
         }
         for name, tensor in tensors.items():
             tensor.copy_(among(list(choices[name]), tensor))
@@ -82,7 +82,7 @@ def poison(llm: Any) -> Iterator[None]:
             buffers = step.buffers
             spoil({**buffers.tensors(), "row_owner": buffers.row_owner, "row_lengths": buffers.row_lengths})
             for values in buffers.lists().values():
-                values[:] = [MAX_MODEL_LEN] * len(values)
+                values[:] = [given.CONTEXT] * len(values)
             return original(step, *args)
 
         return wrapped

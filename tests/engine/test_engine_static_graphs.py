@@ -46,7 +46,7 @@ def test_padding_that_keeps_its_slots_is_seen(engines) -> None:
 def test_a_replay_enters_no_model_code(engines, name: str) -> None:
     """A request's decode steps: the models' Python runs for its prompt alone."""
     alone = engines[name]["matrix"]["alone"]
-    assert len(alone.seen.of("target")) == len(alone.seen.steps) - 1 > 3
+    assert len(alone.seen.of("target")) == len(alone.seen.steps) - 1 > 0
     assert alone.seen.forwards == {"target": 1, "drafter": 1}
 
 
