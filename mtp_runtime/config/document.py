@@ -108,10 +108,11 @@ class Sequence(Node):
 
 @dataclass(slots=True)
 class Entry:
-    """A key and its value. start, column: of the key; end of the value: value.end."""
+    """A key and its value. start, end, line, column: of the key."""
 
     key: str
     start: int
+    end: int
     column: int
     line: int
     value: Node
@@ -333,7 +334,7 @@ class _Builder:
                 self._fault(Fault("C02", (*path, key), line, message, f'write "{key[:MAX_DIGITS]}" in quotes'))
         if parent.merges if merge else key in parent.own:
             self._fault(Fault("C05", (*path, key), line, "the key is written twice."))
-        self.keys[-1] = Entry(key, start, start - self.starts[line - 1], line, _NOTHING)
+        self.keys[-1] = Entry(key, start, event.end_mark.index, start - self.starts[line - 1], line, _NOTHING)
 
     def _begin(self, event: Any) -> None:
         start, path = event.start_mark.index, self._path()

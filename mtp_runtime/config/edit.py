@@ -1,24 +1,40 @@
-"""Changes one value of mtp.yml and keeps everything else of the file, comments included."""
+"""Changes values of an inventory and keeps everything else of its files, comments included."""
 
-import io
-import json
-import os
-import re
-import tempfile
+from __future__ import annotations
+
+from dataclasses import dataclass
 from pathlib import Path
-
-from ruamel.yaml import YAML
-from ruamel.yaml.comments import CommentedMap
-from ruamel.yaml.error import YAMLError
+from typing import Any
 
 from .api import Checked, check, inventories, load_checked
-from .load import VARS_FOLDER, load
+from .assign import Assignment
+from .document import VAULTED, Refused, parse, plain
+from .files import NAMES, Files, on_disk
+from .load import REMEDIES, load, read_text
+from .problems import ConfigError, KeyPath, Problem, dotted, printable
 from .schema import Cluster
+from .store import ChangedMeanwhile, locked, write_all
+from .text_edit import Unplaceable, put, scalar
+
+BY_HAND = "edit the file by hand"
+
+
+@dataclass(frozen=True)
+class Change:
+    """What an assignment did. old, new: as YAML; None where the key is not written."""
+
+    file: str
+    key: str
+    old: str | None
+    new: str | None
 
 
 def check_with_k(name: str, k: int | None, root: Path | None = None) -> Checked:
     """The cluster as it would be with another K, which is written nowhere; None: as it is. Errors: ConfigError."""
-    return check(name, root, None if k is None else {"mtp": with_k(_text(name, root), k)})
+    if k is None:
+        return check(name, root)
+    files = on_disk((root or inventories()) / name)
+    return check(name, root, {"mtp": _with_k(files, _mtp(name, root), k)})
 
 
 def set_k(name: str, k: int, root: Path | None = None) -> tuple[Cluster, bool]:
@@ -27,79 +43,119 @@ def set_k(name: str, k: int, root: Path | None = None) -> tuple[Cluster, bool]:
     K = 0 sets enabled: false and leaves num_speculative_tokens, so that switching on again finds the old value.
     Errors: ConfigError, before anything is written, when the new file would break a rule.
     """
-    old = _text(name, root)
-    new = with_k(old, k)
-    cluster = load_checked(name, root, {"mtp": new})
-    if new != old:
-        replace(_file(name, root), new)
+    folder = (root or inventories()) / name
+    files = on_disk(folder)
+    with locked(folder):
+        old = _mtp(name, root)
+        new = _with_k(files, old, k)
+        cluster = load_checked(name, root, {"mtp": new})
+        _write(folder, {"mtp": (old, new)})
     return cluster, new != old
 
 
-def _file(name: str, root: Path | None) -> Path:
-    return (root or inventories()) / name / VARS_FOLDER / "mtp.yml"
-
-
-def _text(name: str, root: Path | None) -> str:
+def _mtp(name: str, root: Path | None) -> str:
     """mtp.yml. The files must be readable and typed, but may break a rule: setting K may be what repairs them."""
-    load((root or inventories()) / name)
-    return _file(name, root).read_text(encoding="utf-8")
+    folder = (root or inventories()) / name
+    load(folder)
+    return read_text(on_disk(folder), "mtp")
+
+
+def _with_k(files: Files, text: str, k: int) -> str:
+    try:
+        return with_k(text, k)
+    except Unplaceable as error:
+        raise ConfigError([_unplaceable(files, "mtp", "mtp", error)]) from None
 
 
 def with_k(text: str, k: int) -> str:
-    """mtp.yml's text with another K; the same text when nothing changes."""
-    mtp = YAML(typ="rt").load(text)["mtp"]
-    wanted: dict[str, bool | int] = {"enabled": k != 0}
-    if k:
-        wanted["num_speculative_tokens"] = k
-    lines = text.splitlines(keepends=True)
-    for key, value in wanted.items():
-        if mtp.get(key) == value and isinstance(mtp.get(key), bool) == isinstance(value, bool):
-            continue
-        if not _rewrite(lines, mtp, key, json.dumps(value)):
-            return _dumped(text, wanted)
-    edited = "".join(lines)
-    # The edit is by position in the text: believe it only when it reads back as meant.
-    expected = {**YAML(typ="safe").load(text)["mtp"], **wanted}
+    """mtp.yml's text with another K; the same text when nothing changes. Errors: Refused, Unplaceable."""
+    text = put(text, ("mtp", "enabled"), k != 0)
+    return put(text, ("mtp", "num_speculative_tokens"), k) if k else text
+
+
+def set_values(name: str, words: list[str], root: Path | None = None) -> tuple[Checked, list[Change]]:
+    """Carries out assignments (`mtp.num_speculative_tokens=2`), all or none; returns what changed in which file.
+
+    Errors: ConfigError, with nothing written, for words that are no assignment, for keys that do not exist and when the
+    result would break a rule; the files may break rules before it.
+    """
+    folder = (root or inventories()) / name
+    files = on_disk(folder)
+    with locked(folder):
+        texts, data = _texts(files)
+        assignments = Assignment.parse_all(words, data)
+        new, problems = dict(texts), []
+        for one in assignments:
+            try:
+                new[one.section] = put(new[one.section], one.path, one.value)
+            except Unplaceable as error:
+                problems.append(_unplaceable(files, one.section, one.key, error))
+            except Refused as error:
+                message = "; ".join(fault.message for fault in error.faults)
+                problems.append(Problem("C06", files.shown(one.section), one.key, message, BY_HAND))
+        if problems:
+            raise ConfigError(problems)
+        changed = {section: text for section, text in new.items() if text != texts[section]}
+        found = check(name, root, changed)
+        _write(folder, {section: (texts[section], text) for section, text in changed.items()})
+    changes = [_change(files, one, data, texts, new) for one in assignments]
+    return found, [one for one in changes if one.old != one.new]
+
+
+def _texts(files: Files) -> tuple[dict[str, str], dict[str, Any]]:
+    """Every file's text, and its data. Errors: ConfigError for what cannot be read."""
+    texts, data, problems = {}, {}, []
+    for section in NAMES:
+        try:
+            texts[section] = read_text(files, section)
+            tree, _ = parse(texts[section].removeprefix("\ufeff"))
+            data[section] = plain(tree, lambda path, line: None)[0]
+        except Refused as error:
+            for fault in error.faults:
+                remedy = fault.remedy or REMEDIES[fault.rule]
+                shown = files.shown(section)
+                problems.append(Problem(fault.rule, shown, dotted(fault.path), fault.message, remedy, fault.line))
+        except OSError as error:
+            message = f"{error.strerror or error}."
+            problems.append(Problem("C04", files.shown(section), "(file)", message, REMEDIES["C04"]))
+    if problems:
+        raise ConfigError(problems)
+    return texts, data
+
+
+def _change(files: Files, one: Assignment, data: dict[str, Any], texts: dict[str, str], new: dict[str, str]) -> Change:
+    after = plain(parse(new[one.section].removeprefix("\ufeff"))[0], lambda path, line: None)[0]
+    return Change(files.shown(one.section), one.key, _shown(data[one.section], one.path), _shown(after, one.path))
+
+
+def _shown(data: Any, path: KeyPath) -> str | None:
+    """A value as YAML, from the data of one file; None where it is not written."""
+    for part in path:
+        if not isinstance(data, dict) or part not in data:
+            return None
+        data = data[part]
+    return printable(scalar(_unvaulted(data)).replace('"(vaulted)"', "(vaulted)"))
+
+
+def _unvaulted(data: Any) -> Any:
+    if isinstance(data, dict):
+        return {key: _unvaulted(value) for key, value in data.items()}
+    return "(vaulted)" if data is VAULTED else data
+
+
+def _unplaceable(files: Files, section: str, key: str, error: Unplaceable) -> Problem:
+    return Problem("C06", files.shown(section), key, f"{error.reason}.", BY_HAND, error.line)
+
+
+def _write(folder: Path, texts: dict[str, tuple[str, str]]) -> None:
+    """section -> (old text, new text), those that differ."""
+    changes = {
+        folder / NAMES[section]: (old.encode("utf-8"), new.encode("utf-8"))
+        for section, (old, new) in texts.items()
+        if new != old
+    }
     try:
-        same = YAML(typ="safe").load(edited) == {"mtp": expected}
-    except YAMLError:
-        same = False
-    return edited if same else _dumped(text, wanted)
-
-
-def _rewrite(lines: list[str], mtp: CommentedMap, key: str, value: str) -> bool:
-    """Puts a plain scalar in the place of another, in `lines`. False when the key is not written there."""
-    if key not in (mtp.lc.data or {}):
-        return False
-    line, column = mtp.lc.value(key)
-    head, tail = lines[line][:column], lines[line][column:]
-    lines[line] = head + re.sub(r"^[^\s,#}\]]+", value, tail, count=1)
-    return True
-
-
-def _dumped(text: str, wanted: dict[str, bool | int]) -> str:
-    """For unusual files (merges, odd scalars): written anew by the YAML library, comments kept, spacing maybe not."""
-    yaml = YAML(typ="rt")
-    yaml.preserve_quotes = True
-    yaml.width = 4096
-    data = yaml.load(text)
-    data["mtp"].update(wanted)
-    out = io.StringIO()
-    yaml.dump(data, out)
-    return out.getvalue()
-
-
-def replace(file: Path, text: str) -> None:
-    """Replaces a file in one step: a reader sees the old or the new text, never half of one. Keeps the mode."""
-    mode = file.stat().st_mode & 0o7777
-    handle, temporary = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            stream.write(text)
-            stream.flush()
-            os.fsync(stream.fileno())
-        Path(temporary).chmod(mode)
-        Path(temporary).replace(file)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+        write_all(changes)
+    except ChangedMeanwhile as error:
+        message = "somebody else changed the file at the same time."
+        raise ConfigError([Problem("C04", str(error.file), "(file)", message, "look at it, then try again")]) from None
