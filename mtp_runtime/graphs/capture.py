@@ -66,7 +66,10 @@ def storage(tensor: Tensor) -> int:
 
 
 class _NoReads(TorchFunctionMode):
-    """Refuses what hands out a tensor's values past the dispatcher: they would become constants unseen."""
+    """Refuses what hands out a tensor's values past the dispatcher: they would become constants unseen.
+
+    Operators may do so inside.
+    """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in REFUSED_READS:
@@ -89,6 +92,11 @@ class _Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        with self:
+            # Of inference tensors, composed operators come whole: `is_nonzero` would hide its look at a value.
+            parts = func.decompose(*args, **kwargs)
+        if parts is not NotImplemented:
+            return parts
         _refuse_dynamic(func, args)
         if func is torch.ops.aten.lift_fresh.default:
             # What torch.tensor(...) makes is new in each run of the step, whatever was written to the one before.
@@ -96,8 +104,7 @@ class _Recorder(TorchDispatchMode):
         node_args = tree_map_only(Tensor, self._node, args)
         node_kwargs = {name: self._keyword(name, value) for name, value in kwargs.items()}
         written = [(tensor, _form(tensor)) for tensor in _written(func, args, kwargs)]
-        with torch._C.DisableTorchFunction():  # inside an operator anything goes
-            result = func(*args, **kwargs)
+        result = func(*args, **kwargs)
         node = self.recording.graph.call_function(func, tuple(node_args), node_kwargs)
         for tensor, form in written:
             if form is not None and form != _form(tensor):

@@ -71,8 +71,9 @@ def assert_right(server: Server, requests: int) -> None:
 # Right at every depth
 
 
-@pytest.mark.parametrize("meddle", MEDDLES)
-@pytest.mark.parametrize("k", [1, 2, 3, 7])
+@pytest.mark.parametrize(
+    ("k", "meddle"), [*((3, name) for name in MEDDLES), *((k, "ragged, some fall") for k in (1, 2, 7))]
+)
 @pytest.mark.parametrize("requests", BATCHES)
 def test_a_right_drafter_is_right_at_every_depth(requests: int, k: int, meddle: str) -> None:
     """TRT-LLM#17240, va#10878, #14236: conditional acceptance is flat over depth, for one request and for a batch, in

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import struct
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -34,6 +35,8 @@ pytestmark = pytest.mark.engine
 
 GRAPH = Graph(5, 3)
 WAYS = {"tnd": True, "batch-expansion": False}
+# Engines run their models in both. Of inference tensors the dispatcher shows composed operators, not their parts.
+MODES = {"plain": contextlib.nullcontext, "inference": torch.inference_mode}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -94,6 +97,21 @@ def test_recording_runs_the_step_once() -> None:
     assert model.calls == 1
 
 
+def test_inference_mode_records_the_same_operators() -> None:
+    """And what was recorded outside of it runs inside."""
+    mix = make_mix([3, 1], [4, 4])
+    wanted = static_step(GRAPH).replay(mix.plan(GRAPH), mix.inputs)
+    with torch.inference_mode():
+        model = ToyMla()
+        static = StaticStep(model, make_buffers(GRAPH))
+        static.capture()
+        for cache, other in zip(model.caches, toy().caches, strict=True):
+            cache.copy_(other)
+        same(static.replay(mix.plan(GRAPH), mix.inputs), wanted)
+        same(static_step(GRAPH).replay(mix.plan(GRAPH), mix.inputs), wanted)
+    assert static.operators == static_step(GRAPH).operators
+
+
 def test_every_layer_is_recorded() -> None:
     operators = static_step(GRAPH).operators
     assert operators.count("mtp_runtime.fused_infer_attention_score.default") == 2
@@ -135,7 +153,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "rand": (lambda: x + torch.rand(3), "aten.rand.default"),
     "randint": (lambda: torch.randint(9, (3,)), "aten.randint.default"),
     "randn_like": (lambda: torch.randn_like(x), "aten.randn_like.default"),
-    "dropout": (lambda: torch.dropout(x, 0.5, train=True), "aten.bernoulli_.float"),
+    "dropout": (lambda: torch.empty(3).bernoulli_(0.5), "aten.bernoulli_.float"),
     "multinomial": (lambda: torch.multinomial(x, 1), "aten.multinomial.default"),
     "exponential": (lambda: torch.empty(3).exponential_(), "aten.exponential_.default"),
     "a shape changed in place": (lambda: (x * 2).unsqueeze_(0), "aten.unsqueeze_.default"),
@@ -146,9 +164,10 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_depends_on_values_or_chance_is_refused_by_name(name: str) -> None:
+@pytest.mark.parametrize("mode", MODES)
+def test_what_depends_on_values_or_chance_is_refused_by_name(mode: str, name: str) -> None:
     step, operator = REFUSED[name]
-    with pytest.raises(CaptureError) as refused:
+    with MODES[mode](), pytest.raises(CaptureError) as refused:
         record(step, {})
     assert str(refused.value).startswith(f"{operator} cannot be part of a static graph ("), refused.value
 
@@ -320,12 +339,14 @@ FORMS |= {form.__name__: form for form in (constants_that_die, persistent_tensor
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_operators_of_every_form_are_recorded_right(name: str) -> None:
+@pytest.mark.parametrize("mode", MODES)
+def test_operators_of_every_form_are_recorded_right(mode: str, name: str) -> None:
     generator = torch.Generator().manual_seed(1)
-    a = torch.randn(3, 4, generator=generator)
     form = FORMS[name]
-    found = replayed(lambda: form(a), lambda: a.copy_(torch.randn(3, 4, generator=generator)))
-    wanted = torch.utils._pytree.tree_flatten(form(a))
+    with MODES[mode]():
+        a = torch.randn(3, 4, generator=generator)
+        found = replayed(lambda: form(a), lambda: a.copy_(torch.randn(3, 4, generator=generator)))
+        wanted = torch.utils._pytree.tree_flatten(form(a))
     for result in found:
         values, spec = torch.utils._pytree.tree_flatten(result)
         assert len(values) == len(wanted[0]) and (spec == wanted[1] or name.endswith("named"))

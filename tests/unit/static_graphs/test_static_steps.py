@@ -337,6 +337,7 @@ def test_a_capture_writes_no_kv() -> None:
     model, mix = ToyMla(), make_mix([2, 2], [5, 5])
     eager = EagerStep(model, make_buffers(Graph(3, 2)))
     eager.replay(mix.plan(eager.graph), mix.inputs)
+    model.fill(7)
     before = snapshot(model)
     StaticStep(model, eager.buffers).capture()
     assert rows_written(before, model.caches) == set()
