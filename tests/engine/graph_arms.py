@@ -94,7 +94,7 @@ def connector(folder: str) -> dict[str, Any]:
 
 def arms(folder: str) -> dict[str, Arm]:
     """Name -> engine. folder: what P hands over."""
-    found = {one.name: one.arm() for one in [*PAIRWISE, *MORE_BURSTS]}
+    found = {one.name: one.arm() for one in every_combination()}
 
     def ask(one: Combination, **more: Callable[[Any], Any]) -> None:
         found[one.name].asks.update(more)
