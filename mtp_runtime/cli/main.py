@@ -13,7 +13,7 @@ from rich.text import Text
 
 from mtp_runtime.cli import active_k as drafts
 from mtp_runtime.cli import canary as canaries
-from mtp_runtime.cli import change, graphs
+from mtp_runtime.cli import change, graphs, new
 from mtp_runtime.cli.app import app, err
 from mtp_runtime.cli.app import main as run_app
 from mtp_runtime.cli.deployed import Deployed, NotDeployed
@@ -22,6 +22,7 @@ from mtp_runtime.metrics.plan import PlanError
 # Ansible shows this output too: no colours and a fixed width where it is no terminal.
 out = Console(width=None if Console().is_terminal else 110)
 BAD_INPUT, RED = 2, 1
+app.command()(new.init)
 app.command("set")(change.set_values)
 app.command()(graphs.slots)
 app.command()(graphs.plan)
