@@ -14,6 +14,7 @@ from rich.text import Text
 from mtp_runtime.cli import active_k as drafts
 from mtp_runtime.cli import canary as canaries
 from mtp_runtime.cli import change, graphs, new
+from mtp_runtime.cli import diff as difference
 from mtp_runtime.cli.app import app, err
 from mtp_runtime.cli.app import main as run_app
 from mtp_runtime.cli.deployed import Deployed, NotDeployed
@@ -24,6 +25,7 @@ out = Console(width=None if Console().is_terminal else 110)
 BAD_INPUT, RED = 2, 1
 app.command()(new.init)
 app.command("set")(change.set_values)
+app.command()(difference.diff)
 app.command()(graphs.slots)
 app.command()(graphs.plan)
 Name = Annotated[str, typer.Argument(metavar="CLUSTER", help="name of a deployed cluster")]

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .load import load
+from .files import Files, on_disk
+from .load import load_files
 from .model_config import mtp_layers
 from .problems import ConfigError, Problem
 from .render import render
@@ -36,8 +37,13 @@ def check(name: str, root: Path | None = None, overrides: dict[str, str] | None 
     root: the folder of inventories; overrides: section -> text to take instead of its file. The weights' config.json is
     looked at where it can be read.
     """
+    return check_files(on_disk((root or inventories()) / name, overrides))
+
+
+def check_files(files: Files) -> Checked:
+    """The same for files that lie somewhere else, as in a git revision."""
     try:
-        written, places = load((root or inventories()) / name, overrides)
+        written, places = load_files(files)
     except ConfigError as error:
         raise ConfigError(with_sources(error.problems)) from None
     layers = mtp_layers(repository() / written.model.path)

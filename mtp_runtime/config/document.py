@@ -10,6 +10,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from hashlib import sha256
 from typing import Any, Final, NoReturn
 
 import yaml
@@ -44,14 +45,17 @@ _LOOKALIKES = {
 }
 
 
-class _VaultedValue:
-    """Stands for a value that only Ansible can read. It has no text: it cannot be printed by accident."""
+@dataclass(frozen=True)
+class Vaulted:
+    """Stands for a value that only Ansible can read. It has no text: it cannot be printed by accident.
+
+    digest: of the encrypted text, to tell that it was changed.
+    """
+
+    digest: str
 
     def __repr__(self) -> str:
         return "(vaulted)"
-
-
-VAULTED: Final = _VaultedValue()
 
 
 @dataclass(frozen=True)
@@ -144,7 +148,7 @@ def parse(text: str) -> tuple[Node | None, list[Fault]]:
 
 
 def plain(node: Node | None, seen: Callable[[KeyPath, int], None], limit: int = MAX_NODES) -> tuple[Any, int]:
-    """A tree as dicts, lists and scalars, aliases and merges written out, VAULTED for what cannot be read.
+    """A tree as dicts, lists and scalars, aliases and merges written out, Vaulted where only Ansible can read.
 
     seen: is told the path and line of every key. Returns the data and how many values it has. Errors: Refused, when
     there are more than `limit` or they nest too deeply.
@@ -289,7 +293,7 @@ class _Builder:
             if not value.lstrip().startswith(VAULT_HEAD):
                 message = "a value tagged !vault that `ansible-vault encrypt_string` did not write."
                 self._fault(Fault("C02", path, line, message, "encrypt it again, or remove the tag"))
-            value = VAULTED
+            value = Vaulted(sha256(value.strip().encode()).hexdigest())
         elif event.tag is not None:
             self._tag(event)
         elif VAULT_HEAD in value:

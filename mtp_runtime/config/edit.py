@@ -8,13 +8,13 @@ from typing import Any
 
 from .api import Checked, check, inventories, load_checked
 from .assign import Assignment
-from .document import VAULTED, Refused, parse, plain
+from .document import Refused, parse, plain
 from .files import NAMES, Files, on_disk
 from .load import REMEDIES, load, read_text
-from .problems import ConfigError, KeyPath, Problem, dotted, printable
+from .problems import ConfigError, KeyPath, Problem, dotted
 from .schema import Cluster
 from .store import ChangedMeanwhile, locked, write_all
-from .text_edit import Unplaceable, put, scalar
+from .text_edit import Unplaceable, for_people, put
 
 BY_HAND = "edit the file by hand"
 
@@ -134,13 +134,7 @@ def _shown(data: Any, path: KeyPath) -> str | None:
         if not isinstance(data, dict) or part not in data:
             return None
         data = data[part]
-    return printable(scalar(_unvaulted(data)).replace('"(vaulted)"', "(vaulted)"))
-
-
-def _unvaulted(data: Any) -> Any:
-    if isinstance(data, dict):
-        return {key: _unvaulted(value) for key, value in data.items()}
-    return "(vaulted)" if data is VAULTED else data
+    return for_people(data)
 
 
 def _unplaceable(files: Files, section: str, key: str, error: Unplaceable) -> Problem:

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from .document import VAULT_HEAD, VAULTED, Fault, Mapping, Refused, parse, plain
+from .document import VAULT_HEAD, Fault, Mapping, Refused, Vaulted, parse, plain
 from .files import MAX_FILE_BYTES, SECTIONS, VARS_FOLDER, Files, on_disk, shown
 from .keys import type_at
 from .problems import ConfigError, KeyPath, Problem, dotted
@@ -126,7 +126,7 @@ def _vaulted(value: Any, path: KeyPath, file: str, places: Places, prefix: KeyPa
     inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, inner in inside:
         here = (*path, key)
-        if inner is not VAULTED:
+        if not isinstance(inner, Vaulted):
             yield from _vaulted(inner, here, file, places, prefix)
             continue
         value[key] = None

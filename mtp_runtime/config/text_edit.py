@@ -11,11 +11,12 @@ import json
 import re
 from typing import Any, Final
 
-from .document import Alias, Entry, Mapping, Node, Refused, Scalar, Sequence, parse, plain
-from .problems import KeyPath, dotted
+from .document import Alias, Entry, Mapping, Node, Refused, Scalar, Sequence, Vaulted, parse, plain
+from .problems import KeyPath, dotted, printable
 from .scalars import read_scalar
 
 REMOVED: Final = object()
+HIDDEN = "(vaulted)"
 INDENT = 2
 _BARE = re.compile(r"[A-Za-z0-9_./][A-Za-z0-9_./:@+-]*(?<!:)")
 
@@ -82,6 +83,8 @@ def _same(one: Any, other: Any) -> bool:
         return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
     if isinstance(one, list) and isinstance(other, list):
         return len(one) == len(other) and all(map(_same, one, other))
+    if isinstance(one, Vaulted):
+        return bool(one == other)
     return type(one) is type(other) and repr(one) == repr(other)
 
 
@@ -192,3 +195,18 @@ def scalar(value: Any, style: str = "") -> str:
         return value if bare else json.dumps(value, ensure_ascii=False)
     text = json.dumps(value)
     return text if read_scalar(text) == (value, None) else f"{value:f}"
+
+
+def for_people(value: Any) -> str:
+    """A value as YAML on one line, for messages: no vaulted text, nothing that a terminal would act on."""
+    return printable(scalar(_unvaulted(value)).replace(f'"{HIDDEN}"', HIDDEN))
+
+
+def _unvaulted(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _unvaulted(inner) for key, inner in value.items()}
+    return (
+        [_unvaulted(inner) for inner in value]
+        if isinstance(value, list)
+        else (HIDDEN if isinstance(value, Vaulted) else value)
+    )
