@@ -8,13 +8,16 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.markdown import Markdown
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from mtp_runtime.config import api, edit, reference, rules, weights
+from mtp_runtime.config import explain as explanations
 from mtp_runtime.config.problems import ConfigError, Problem
 from mtp_runtime.config.render import render as render_plan
 from mtp_runtime.config.rule import WHERE_TEXT
+from mtp_runtime.config.schema import Cluster
+from mtp_runtime.config.text_edit import for_people
 
 app = typer.Typer(help="Checks, renders and reads clusters.", no_args_is_help=True, pretty_exceptions_enable=False)
 out, err = Console(), Console(stderr=True)
@@ -77,12 +80,22 @@ def check(cluster: Name, as_json: AsJson = False, inventories: Inventories = Non
 
 
 @app.command()
-def render(cluster: Name, as_json: AsJson = False, inventories: Inventories = None, k: WithK = None) -> None:
+def render(
+    cluster: Name,
+    as_json: AsJson = False,
+    inventories: Inventories = None,
+    k: WithK = None,
+    explain: Annotated[bool, typer.Option("--explain", help="instead: where every derived value comes from")] = False,
+) -> None:
     """Shows what would be started: command lines, environment, targets. Touches nothing."""
     try:
-        plan = render_plan(edit.check_with_k(cluster, k, inventories).cluster)
+        found = edit.check_with_k(cluster, k, inventories).cluster
     except ConfigError as error:
         raise fail(error.problems, as_json) from None
+    if explain:
+        _explain(found, as_json)
+        return
+    plan = render_plan(found)
     if as_json:
         _print_json(plan)
         return
@@ -99,6 +112,21 @@ def render(cluster: Name, as_json: AsJson = False, inventories: Inventories = No
     out.print(Text(f"padding: {padding['method'] or 'none'} ({padding['why']})"), soft_wrap=True)
     sizes = ", ".join(map(str, graphs["capture_sizes"]))
     out.print(Text(f"graphs: {graphs['mode'] or 'left to the engine'}{f', sizes {sizes} tokens' if sizes else ''}"))
+
+
+def _explain(cluster: Cluster, as_json: bool) -> None:
+    """A row a derived value: what it is, how it follows from others, where somebody wrote it."""
+    rows = explanations.explain(cluster)
+    if as_json:
+        _print_json([row._asdict() for row in rows])
+        return
+    # Folded, never cut: the keys are what people look for.
+    table = Table(*(Column(name, overflow="fold") for name in ("value of", "is", "follows from, or is written in")))
+    for row in rows:
+        value = "the engine's choice" if row.value is None else for_people(row.value)
+        why = row.how if row.overridden is None else f"written: {row.overridden}\nelse {row.how}"
+        table.add_row(Text(row.key), Text(value), Text(why))
+    out.print(table)
 
 
 @app.command("set-k")
