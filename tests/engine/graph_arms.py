@@ -12,7 +12,7 @@ import graph_asks as asks
 from engine_arms import Arm, start
 from graph_prompts import CONTEXT, SEATS
 from midflight_asks import midflight
-from static_asks import acceptance, attention_calls, static
+from static_asks import acceptance, attention_calls, dummy_step, static
 
 from mtp_runtime.choice import ATTENTIONS, BATCH_EXPANSION, CHUNKED_PREFILL, TND
 from mtp_runtime.graphs.slots import PADDINGS, PLACEHOLDER, SLACK
@@ -99,9 +99,9 @@ def arms(folder: str) -> dict[str, Arm]:
     def ask(one: Combination, **more: Callable[[Any], Any]) -> None:
         found[one.name].asks.update(more)
 
-    ask(Combination(FULL, TND, SLACK, 3), midflight=midflight, static=static)
-    ask(Combination(PIECEWISE, BATCH_EXPANSION, SLACK, 3), midflight=midflight)
-    ask(Combination(EAGER, TND, SLACK, 3), attention_calls=attention_calls, acceptance=acceptance)
+    ask(Combination(FULL, TND, SLACK, 3), midflight=midflight, static=static, dummy=dummy_step)
+    ask(Combination(PIECEWISE, BATCH_EXPANSION, SLACK, 3), midflight=midflight, dummy=dummy_step)
+    ask(Combination(EAGER, TND, SLACK, 3), attention_calls=attention_calls, acceptance=acceptance, dummy=dummy_step)
     ask(PREFILL, hand_over=asks.hand_over)
     for one in [PREFILL, *DECODE]:
         found[one.name].engine["kv_transfer_config"] = connector(folder)

@@ -11,7 +11,7 @@ import graph_prompts as given
 import torch
 from engine_arms import BLOCK, Run, _sampling, config
 from graph_asks import GREEDY, Answer, ask, counting
-from graph_watch import Seen, kv_caches, replaced, runner, watching
+from graph_watch import Seen, core, kv_caches, replaced, runner, watching
 
 FEW = [{**GREEDY, "max_tokens": tokens} for tokens in (16, 9, 14, 6, 12)]
 """Five requests that leave one by one: graphs of 8, 4, 2 and 1 slots, most with padding."""
@@ -28,10 +28,13 @@ def few(llm: Any) -> Answer:
 
 
 def poisoned(llm: Any) -> dict[str, Answer]:
-    """Answers with every buffer of a graph spoiled before each replay; and, to see that the poison is one, with the
-    slots of padding left as they were."""
+    """Answers with every buffer of a graph spoiled before each replay, with K drafts and while drafting rests; and, to
+    see that the poison is one, with the slots of padding left as they were."""
     with poison(llm):
         found = {"padded": few(llm), "batch": ask(llm, given.mixed(), GREEDY)}
+        core(llm).mtp_set_active_k(0)
+        found["resting"] = few(llm)
+        core(llm).mtp_set_active_k(runner(llm).num_spec_tokens)
         with replaced(_static(), "pad", _forgetful):
             found["slots left"] = few(llm)
     return found
@@ -209,6 +212,5 @@ def static(llm: Any) -> dict[str, Any]:
     return {
         "acceptance": acceptance(llm),
         "written": written(llm),
-        "dummy": dummy_step(llm),
         "poisoned": poisoned(llm),
     }
