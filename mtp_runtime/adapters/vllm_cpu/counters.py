@@ -10,6 +10,7 @@ engine, so it is not used.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import mmap
 import os
 import shutil
@@ -123,7 +124,9 @@ def levels() -> dict[str, int]:
 def _rows() -> np.ndarray:
     """[1 + processes, len(_SLOT)]: the slots of every engine process, after a row of zeros."""
     rows = [np.zeros(len(_SLOT), dtype=np.int64)]
-    rows += (np.fromfile(path, dtype=np.int64) for path in folder().glob("*.i64"))
+    for path in folder().glob("*.i64"):
+        with contextlib.suppress(FileNotFoundError):  # its process ends now
+            rows.append(np.fromfile(path, dtype=np.int64))
     return np.stack([row for row in rows if row.shape == rows[0].shape])  # else just being created
 
 

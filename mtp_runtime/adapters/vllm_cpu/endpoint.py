@@ -69,6 +69,8 @@ async def _state(request: Request) -> State:
     found = await _call(request, "mtp_active_k")
     if None in found:
         raise HTTPException(409, "MTP is off on this server: it has no drafter whose K could change")
+    if len(set(map(tuple, found))) > 1:
+        raise HTTPException(409, f"the engine cores disagree about active and loaded K: {found}; ask again")
     active, loaded = found[0]
     return State(active_k=active, loaded_k=loaded)
 

