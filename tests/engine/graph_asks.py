@@ -91,6 +91,7 @@ def reference(llm: Any) -> dict[str, Answer]:
         "mixed": ask(llm, given.mixed(), {**GREEDY, **two}),
         "burst": _one_by_one(llm, given.single_tokens(), {**GREEDY, **two, "max_tokens": given.BURST_TOKENS}),
         "handed over": ask(llm, given.handed_over(), {**GREEDY, **two}),
+        "handed over late": ask(llm, given.handed_over_late(), {**GREEDY, **two}),
         "limited": ask(llm, given.limited(), {**LIMITED, **two}),
         "end": ask(llm, given.mixed()[: given.SEATS], {**ENDING, **two}),
     }
@@ -131,7 +132,7 @@ def hand_over(llm: Any) -> Answer:
     from handoff_connector import OneTokenLeft
 
     with replaced(OneTokenLeft, "saving", lambda _: True):
-        return _one_by_one(llm, given.handed_over(), {**GREEDY, "max_tokens": 1})
+        return _one_by_one(llm, [*given.handed_over(), *given.handed_over_late()], {**GREEDY, "max_tokens": 1})
 
 
 def handed_over(llm: Any) -> dict[str, Answer]:
@@ -143,4 +144,5 @@ def handed_over(llm: Any) -> dict[str, Answer]:
         cache.fill_(7.0)
     with replaced(OneTokenLeft, "loading", lambda _: True):
         found["from P"] = ask(llm, given.handed_over(), GREEDY)
+        found["late from P"] = ask(llm, given.handed_over_late(), GREEDY)
     return found

@@ -12,8 +12,8 @@ from mtp_runtime.model import prompts
 
 SEATS = 16
 """max_num_seqs of the graph tests."""
-CONTEXT = 256
-"""max_model_len of the graph tests."""
+CONTEXT = 243
+"""max_model_len of the graph tests: after whole blocks there is room for 3 tokens, less than K + 1 at K = 3."""
 TOKENS = 16
 BURST_TOKENS = 8
 LENGTHS = [17, 40, 1, 2, 3, 4, 5, 15, 16, 31, 32, 33, 48, 64, 7, 100, 1, 1, 2, 9, 1, 20, 1, 3]
@@ -61,6 +61,11 @@ def single_tokens() -> list[list[int]]:
 def handed_over() -> list[list[int]]:
     """16 prompts of 16 m + 1 tokens: with the KV of whole blocks loaded, one token each is left to compute."""
     return [cut(100 + number, 16 * (1 + number % 4) + 1) for number in range(SEATS)]
+
+
+def handed_over_late() -> list[list[int]]:
+    """A prompt of whole blocks and one token that leaves two tokens of the context."""
+    return [cut(130, CONTEXT - 2)]
 
 
 def limited() -> list[list[int]]:

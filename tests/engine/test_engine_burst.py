@@ -68,6 +68,15 @@ def test_a_handed_over_batch_answers_as_one_engine(engines, one: Combination) ->
 
 
 @decode
+def test_placeholders_stay_within_the_longest_context(engines, one: Combination) -> None:
+    """va#9688: a request handed over with room for two tokens. K = 1 has a place for its placeholder, K = 3 has not."""
+    off, found = engines[OFF]["reference"]["handed over late"], engines[one.name]["handed_over"]["late from P"]
+    assert_equal(off.tokens, off.gaps, found.tokens, one.name)
+    assert (found.reasons, [len(tokens) for tokens in found.tokens]) == (["length"], [2])
+    assert found.seen.steps[0] == [2 if (one.padding, one.k) == (PLACEHOLDER, 1) else 1]
+
+
+@decode
 def test_the_first_step_of_a_handed_over_batch_runs_in_the_graph(engines, one: Combination) -> None:
     """va#5472, va#16109, va#10973: with slack one token a request, as in the seed; with placeholders K + 1."""
     answer = engines[one.name]["handed_over"]["from P"]

@@ -58,7 +58,7 @@ def test_the_end_of_the_text_ends_an_answer(engines, name: str) -> None:
 
 @midflight
 def test_the_longest_context_ends_an_answer(engines, name: str) -> None:
-    """va#9688: no draft and no placeholder reaches past max_model_len."""
+    """No draft reaches past max_model_len, and no request ends before it."""
     found, off = engines[name]["midflight"]["limited"], engines[OFF]["reference"]["limited"]
     assert_equal(off.tokens, off.gaps, found.tokens, name)
     assert [len(tokens) for tokens in found.tokens] == [len(tokens) for tokens in off.tokens]
