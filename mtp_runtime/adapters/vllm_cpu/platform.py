@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vllm import envs
 from vllm.platforms.cpu import CpuPlatform
 
 from mtp_runtime.adapters.vllm_cpu.settings import settings
@@ -25,8 +24,14 @@ class MtpCpuPlatform(CpuPlatform):  # type: ignore[misc]
 
     @classmethod
     def opaque_attention_op(cls) -> bool:
-        """Attention stays one opaque operator only where graphs are split at it."""
-        return bool(envs.VLLM_USE_BREAKABLE_CUDAGRAPH)
+        """Yes, as on vLLM's CPU platform, but where whole steps are recorded: then attention is part of the graph.
+
+        Layers ask while they are made. Connectors that move KV layer by layer hook into the opaque operators.
+        """
+        from vllm.config import CUDAGraphMode, get_current_vllm_config_or_none
+
+        config = get_current_vllm_config_or_none()
+        return config is None or config.compilation_config.cudagraph_mode.decode_mode() != CUDAGraphMode.FULL
 
     @classmethod
     def get_static_graph_wrapper_cls(cls) -> str:
