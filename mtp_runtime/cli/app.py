@@ -11,7 +11,7 @@ from rich.markdown import Markdown
 from rich.table import Column, Table
 from rich.text import Text
 
-from mtp_runtime.config import api, edit, reference, rules, weights
+from mtp_runtime.config import api, edit, editor_schema, reference, rules, weights
 from mtp_runtime.config import explain as explanations
 from mtp_runtime.config.problems import ConfigError, Problem
 from mtp_runtime.config.render import render as render_plan
@@ -194,6 +194,30 @@ def keys_command(
         print(text, end="")
     else:
         out.print(Markdown(text))
+
+
+@app.command("schema")
+def schema_command(
+    section: Annotated[
+        str | None, typer.Argument(metavar="[SECTION]", help="hosts, model, topology, mtp, serving or monitoring")
+    ] = None,
+    write: Annotated[bool, typer.Option("--write", help=f"write all of them to {editor_schema.FOLDER}")] = False,
+) -> None:
+    """Prints the JSON schema of an inventory's file, for editors; without a section, those of all by section."""
+    documents = editor_schema.documents()
+    if section is not None and section not in documents:
+        remedy = f"name one of {', '.join(documents)}"
+        raise fail([Problem("C03", "command line", "SECTION", f"there is no file of {section[:100]!r}.", remedy)])
+    if write:
+        folder = api.repository() / editor_schema.FOLDER
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in documents.items():
+            (folder / f"{name}.json").write_text(text, encoding="utf-8")
+        out.print(Text(f"{editor_schema.FOLDER}: {', '.join(documents)}"))
+    elif section is not None:
+        print(documents[section], end="")
+    else:
+        _print_json({name: json.loads(text) for name, text in documents.items()})
 
 
 def main() -> None:

@@ -95,7 +95,7 @@ def test_k_from_1_to_3(committed: MakeCopy) -> None:
     told = answer(found)
     assert told["changed"] is True and told["cluster"] == "local"
     assert [(one["key"], one["old"], one["new"]) for one in told["keys"]] == [(K, "1", "3")]
-    assert told["keys"][0]["file"] == str(found.file("mtp")) and told["keys"][0]["line"] == 7
+    assert told["keys"][0]["file"] == str(found.file("mtp")) and told["keys"][0]["line"] == 8
     assert actions(told) == {"unchanged": ["prefill-0"], "restart": ["decode-0"]}
     reasons = next(rank["reasons"] for rank in told["ranks"] if rank["name"] == "decode-0")
     assert "speculative_config.num_speculative_tokens 1 -> 3" in reasons
