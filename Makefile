@@ -10,6 +10,10 @@ INVENTORIES ?= $(CURDIR)/ansible/inventories
 CLUSTER ?=
 K ?=
 N ?=
+REV ?=
+NEW ?=
+FROM ?=
+SET ?=
 PYTHON ?= python3.11
 # An extra package index for torch's CPU build (torch==2.13.0+cpu is not on PyPI). Empty: pip as it is configured.
 TORCH_INDEX ?=
@@ -89,6 +93,18 @@ destroy: need-cluster some-venv ## CLUSTER=name: stop it and remove its state (i
 	@$(call say,'destroy $(CLUSTER)')
 	@$(playbook) destroy.yml $(ARGS)
 
+##@ Change an inventory
+
+.PHONY: init
+init: venv ## NEW=name FROM=name: a new inventory from another one, and what to edit in it
+	@[ -n '$(NEW)' ] && [ -n '$(FROM)' ] || $(call fail,'which ones? Add NEW=name FROM=name; there are: $(CLUSTERS)')
+	@$(BIN)/mtpctl init '$(NEW)' --from '$(FROM)' --inventories $(INVENTORIES)
+
+.PHONY: set
+set: need-cluster venv ## CLUSTER=name SET='key=value ...': change keys when the result breaks no rule
+	@[ -n '$(SET)' ] || $(call fail,'which keys? Add SET=mtp.padding=slack; docs/configuration.md lists them')
+	@$(BIN)/mtpctl set $(CLUSTER) --inventories $(INVENTORIES) -- $(SET)
+
 ##@ Look before you start (touches nothing)
 
 .PHONY: check
@@ -98,6 +114,14 @@ check: need-cluster venv ## CLUSTER=name: is the inventory right?
 .PHONY: render
 render: need-cluster venv ## CLUSTER=name: the exact command lines of every rank
 	@$(BIN)/mtpctl render $(CLUSTER) --inventories $(INVENTORIES) $(ARGS)
+
+.PHONY: diff
+diff: need-cluster venv ## CLUSTER=name [REV=HEAD] [ARGS=--deployed]: what the files as they are now would change
+	@$(BIN)/mtpctl diff $(CLUSTER) $(REV) --inventories $(INVENTORIES) $(ARGS)
+
+.PHONY: offline
+offline: need-cluster venv ## CLUSTER=name [ARGS='--rank NAME']: the same configuration as a Python program without a server
+	@$(BIN)/mtpctl offline $(CLUSTER) --inventories $(INVENTORIES) $(ARGS)
 
 .PHONY: plan
 plan: need-cluster venv ## CLUSTER=name: what would deploy change? (Ansible's check mode)
@@ -181,6 +205,12 @@ model: engine ## train the tiny model again and measure it (resumable)
 .PHONY: dashboards
 dashboards: venv ## generate the Grafana dashboard
 	@$(BIN)/python -m dashboards.build
+
+.PHONY: docs
+docs: venv ## generate docs/configuration.md, docs/rules.md and the schemas for editors
+	@$(BIN)/mtpctl keys --markdown > $(TMPDIR)/keys.md && mv $(TMPDIR)/keys.md docs/configuration.md
+	@$(BIN)/mtpctl rules --markdown > $(TMPDIR)/rules.md && mv $(TMPDIR)/rules.md docs/rules.md
+	@$(BIN)/mtpctl schema --write
 
 .PHONY: lock
 lock: venv ## write requirements/*.txt from *.in

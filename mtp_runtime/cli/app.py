@@ -13,7 +13,7 @@ from rich.text import Text
 
 from mtp_runtime.config import api, edit, editor_schema, reference, rules, weights
 from mtp_runtime.config import explain as explanations
-from mtp_runtime.config.problems import ConfigError, Problem
+from mtp_runtime.config.problems import ConfigError, Problem, printable
 from mtp_runtime.config.render import render as render_plan
 from mtp_runtime.config.rule import WHERE_TEXT
 from mtp_runtime.config.schema import Cluster
@@ -51,8 +51,11 @@ def warn(warnings: list[Problem]) -> None:
 
 def _print_problem(problem: Problem, style: str, kind: str = "") -> None:
     place = f"{problem.file}:{problem.line}" if problem.line else problem.file
-    err.print(Text(f"{problem.rule}  {kind}{place}: {problem.key}: {problem.message}", style=style), soft_wrap=True)
-    err.print(Text(f"     remedy: {problem.remedy}."), soft_wrap=True)
+    first = f"{problem.rule}  {kind}{place}: {problem.key}: {problem.message}"
+    err.print(Text(printable(first), style=style), soft_wrap=True)
+    for name, text in (("value", problem.value), ("remedy", f"{problem.remedy}."), ("source", problem.source)):
+        if text:
+            err.print(Text(printable(f"     {name}: {text}")), soft_wrap=True)
 
 
 def _print_json(value: Any) -> None:

@@ -5,6 +5,8 @@ from typing import Any
 from mtp_runtime import releases
 
 from .differences import DIFFERENCES
+from .files import MAX_FILE_BYTES
+from .load import MAY_BE_VAULTED
 from .schema import Cluster
 
 HEAD = """# Configuration
@@ -15,12 +17,31 @@ A cluster is a folder in `ansible/inventories`: `hosts.yml` and the files of `gr
 `group_vars/all` has one top-level key, its own name. Unknown keys are refused, values are not converted.
 A key without a default must be written.
 """
+READING = f"""## How the files are read and changed
+
+- UTF-8, with or without a byte order mark, any line ends, comments in any language; indented with spaces. At most
+  {MAX_FILE_BYTES // 1024} KiB a file. Anchors, aliases and merges (`<<`) work; tags other than `!vault`, templates and
+  a second document do not.
+- A value is what both YAML 1.1 (Ansible) and YAML 1.2 read. Where they differ it is refused: `yes` `no` `on` `off`,
+  `010`, `1_000`, `1e3`, `12:30`, `2026-01-31`. Booleans are `true` and `false`; a number has no quotes (`"1"` is a
+  text, and is refused where a number belongs); a key is written once.
+- How Ansible reaches a host may be vaulted (`!vault |`, as `ansible-vault encrypt_string` prints it):
+  {", ".join(f"`{name}`" for name in sorted(MAY_BE_VAULTED))}.
+  What the plan needs must be readable. No command prints a vaulted value.
+- `mtpctl set CLUSTER KEY=VALUE...` changes keys (`mtp.num_speculative_tokens=2`, `all.hosts.p0.kv_port=36000`), all or
+  none, and leaves every other byte as it is. The value is YAML of the key's type; lists may do without brackets
+  (`...capture_sizes=2,4`). `KEY=null` writes null, `KEY=` takes the key out. What breaks a rule is refused.
+- `mtpctl diff CLUSTER [REV]` says what the files as they are now would change: against a git revision (HEAD), or with
+  `--deployed` against what runs. `mtpctl init NAME --from CLUSTER` starts a new inventory.
+- `docs/schema/*.json` (`mtpctl schema --write`) is for editors: the first line of each file names its own. For vaulted
+  values tell the editor of the tag, as `"yaml.customTags": ["!vault scalar"]`.
+"""
 
 
 def markdown() -> str:
     """The document."""
     schema = Cluster.model_json_schema()
-    lines = [HEAD]
+    lines = [HEAD, READING]
     shown: dict[str, str] = {}
     for section, field in schema["properties"].items():
         if section == "name":
