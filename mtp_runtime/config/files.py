@@ -1,5 +1,6 @@
 """Where an inventory's files come from: a folder, or anything else that has their bytes."""
 
+import errno
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,7 +45,11 @@ def on_disk(folder: Path, overrides: dict[str, str] | None = None) -> Files:
         text = (overrides or {}).get(section)
         if text is not None:
             return text.encode("utf-8", "surrogatepass")
-        with (folder / NAMES[section]).open("rb") as stream:
+        file = folder / NAMES[section]
+        if file.exists() and not file.is_file() and not file.is_dir():
+            # Reading a pipe would wait for its writer.
+            raise OSError(errno.EINVAL, "No regular file", str(file))
+        with file.open("rb") as stream:
             return stream.read(MAX_FILE_BYTES + 1)
 
     strays = tuple(shown(place) for place in _strays(folder))
@@ -58,6 +63,6 @@ def _strays(folder: Path) -> list[Path]:
 
 
 def shown(file: Path) -> str:
-    """A path as messages and plans name it: from the repository root when it lies inside."""
-    file = file.resolve()
+    """A path as messages and plans name it: from the repository root when it lies inside. A link is named itself."""
+    file = file.parent.resolve() / file.name
     return str(file.relative_to(REPOSITORY)) if file.is_relative_to(REPOSITORY) else str(file)

@@ -4,19 +4,21 @@ import json
 import multiprocessing
 import os
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from inventory_copy import Copy
 from typer.testing import CliRunner, Result
 
 from mtp_runtime.cli.main import app
 from mtp_runtime.config import api, document, edit, store
+from mtp_runtime.config.assign import all_keys
 from mtp_runtime.config.problems import ConfigError
 from mtp_runtime.config.text_edit import REMOVED, Unplaceable, put
 
@@ -359,6 +361,40 @@ def prune(data: Any) -> Any:
     if isinstance(data, dict):
         return {key: prune(value) for key, value in data.items()} or None
     return data
+
+
+WORDS = st.one_of(
+    st.tuples(
+        st.sampled_from([*all_keys(), "all.hosts.localhost.address", "all.hosts.localhost.rank_port", "mtp", "x.y"]),
+        st.one_of(
+            st.text(max_size=12),
+            st.integers(-5, 9000).map(str),
+            st.sampled_from(
+                ["", "null", "true", "no", "[1, 2]", "{a: 1}", "2,4", "auto", "slack", "full", "0.5", "'1'"]
+            ),
+        ),
+    ).map("=".join),
+    st.text(max_size=20),
+)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(words=st.lists(WORDS, min_size=1, max_size=3), base=st.sampled_from(["local", "local-single"]))
+def test_any_words_are_carried_out_or_refused(words: list[str], base: str, tmp_path: Path) -> None:
+    shutil.rmtree(tmp_path / base, ignore_errors=True)
+    shutil.copytree(api.inventories() / base, tmp_path / base)
+    found = Copy(tmp_path, base)
+    before = found.content()
+    try:
+        checked, changes = edit.set_values(base, words, found.root)
+    except ConfigError as error:
+        assert error.problems and all(p.key.isprintable() and p.remedy for p in error.problems)
+        assert found.content() == before
+        return
+    assert api.load_checked(base, found.root) == checked.cluster
+    assert bool(changes) == (found.content() != before)
+    for one in changes:
+        assert one.new is None or one.new.isprintable()
 
 
 def test_a_failing_disk_leaves_every_file_as_it_was(copy: MakeCopy, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -304,6 +305,19 @@ def test_bytes_that_are_no_inventory(content: bytes, said: str, copy: MakeCopy) 
     found.file("mtp").write_bytes(content)
     result = checked(found)
     assert (result.exit_code, said in result.stderr) == (2, True), result.stderr
+
+
+def test_a_pipe_and_an_endless_device_do_not_hold_the_check_up(copy: MakeCopy) -> None:
+    found = copy("local")
+    for section, said in (("mtp", "No regular file"), ("model", "No regular file"), ("serving", "Is a directory")):
+        found.file(section).unlink()
+        if section == "mtp":
+            os.mkfifo(found.file(section))
+        elif section == "model":
+            found.file(section).symlink_to("/dev/zero")
+        else:
+            found.file(section).mkdir()
+        assert f"C04  {found.file(section)}: (file): {said}." in checked(found).stderr
 
 
 def test_escapes_never_reach_the_terminal(copy: MakeCopy) -> None:
