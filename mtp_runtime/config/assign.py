@@ -12,9 +12,10 @@ from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from .document import VAULT_HEAD, Refused, parse, plain
+from .document import VAULT_HEAD, parse
 from .files import SECTIONS
 from .keys import keys_at, type_at
+from .nodes import Refused, plain
 from .problems import ConfigError, KeyPath, Problem, printable
 from .schema_problems import REMEDIES
 from .text_edit import REMOVED

@@ -6,137 +6,23 @@ constructed but text, numbers, booleans and null (scalars.py); depth and size ar
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any, Final, NoReturn
 
 import yaml
 
+from .nodes import MAX_DEPTH, MAX_NODES, Alias, Entry, Fault, Mapping, Node, Refused, Scalar, Sequence, Vaulted, target
 from .problems import KeyPath
 from .scalars import MAX_DIGITS, TooLong, read_scalar, unmistakable
+from .syntax_hints import UNREADABLE, likely_reason, line_starts
 
 LOADER: Final[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-MAX_DEPTH = 20
-# Aliases can make a small file huge; no inventory comes near this.
-MAX_NODES = 100_000
 # More than anybody repairs before the next check.
 MAX_FAULTS = 100
 MERGE = "<<"
 VAULT_TAGS = ("!vault", "!vault-encrypted")
 VAULT_HEAD = "$ANSIBLE_VAULT;"
-
-_UNREADABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\u2028\u2029\ufffe\uffff]")
-_BREAK = re.compile(r"\r\n|\n|\r")
-# What looks like something else: from a word processor, a web page, or a keyboard of another script.
-_LOOKALIKES = {
-    "：": "':'",
-    "，": "','",
-    "\u3000": "a space",
-    "\u00a0": "a space",
-    "\u200b": "nothing",
-    "\ufeff": "nothing",
-    "“": "'\"'",
-    "”": "'\"'",
-    "‘": '"\'"',
-    "’": '"\'"',
-}
-
-
-@dataclass(frozen=True)
-class Vaulted:
-    """Stands for a value that only Ansible can read. It has no text: it cannot be printed by accident.
-
-    digest: of the encrypted text, to tell that it was changed.
-    """
-
-    digest: str
-
-    def __repr__(self) -> str:
-        return "(vaulted)"
-
-
-@dataclass(frozen=True)
-class Fault:
-    """What is wrong with a text. path: the key, () for the file; remedy: None, the rule's."""
-
-    rule: str
-    path: KeyPath
-    line: int
-    message: str
-    remedy: str | None = None
-
-
-class Refused(Exception):
-    """A text that has no tree; carries every fault found before reading stopped."""
-
-    def __init__(self, faults: list[Fault]) -> None:
-        super().__init__("\n".join(fault.message for fault in faults))
-        self.faults = faults
-
-
-@dataclass(slots=True)
-class Node:
-    """start, end: offsets in the text, its anchor and tag included; line: 1-based."""
-
-    start: int
-    end: int
-    line: int
-    anchor: str | None
-
-
-@dataclass(slots=True)
-class Scalar(Node):
-    """style: '' plain, or one of ' " | >; an absent value is null with start = end, behind its key's colon."""
-
-    value: Any
-    style: str
-
-
-@dataclass(slots=True)
-class Alias(Node):
-    """A value written elsewhere."""
-
-    target: Node
-
-
-@dataclass(slots=True)
-class Sequence(Node):
-    """flow: written in brackets."""
-
-    flow: bool
-    items: list[Node] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class Entry:
-    """A key and its value. start, end, line, column: of the key."""
-
-    key: str
-    start: int
-    end: int
-    column: int
-    line: int
-    value: Node
-
-
-@dataclass(slots=True)
-class Mapping(Node):
-    """flow: written in braces. own: the entries written here; merges: values of `<<`; entries: own and merged ones."""
-
-    flow: bool
-    own: dict[str, Entry] = field(default_factory=dict)
-    merges: list[Node] = field(default_factory=list)
-    entries: dict[str, Entry] = field(default_factory=dict)
-
-
-def target(node: Node) -> Node:
-    """The node itself, or what an alias stands for."""
-    while isinstance(node, Alias):
-        node = node.target
-    return node
 
 
 def parse(text: str) -> tuple[Node | None, list[Fault]]:
@@ -145,35 +31,6 @@ def parse(text: str) -> tuple[Node | None, list[Fault]]:
     Errors: Refused, where there can be no tree.
     """
     return _Builder(text).build()
-
-
-def plain(node: Node | None, seen: Callable[[KeyPath, int], None], limit: int = MAX_NODES) -> tuple[Any, int]:
-    """A tree as dicts, lists and scalars, aliases and merges written out, Vaulted where only Ansible can read.
-
-    seen: is told the path and line of every key. Returns the data and how many values it has. Errors: Refused, when
-    there are more than `limit` or they nest too deeply.
-    """
-    count = 0
-
-    def walk(node: Node, path: KeyPath) -> Any:
-        nonlocal count
-        count += 1
-        if count > limit or len(path) > MAX_DEPTH:
-            message = "too many values or nested too deeply."
-            raise Refused([Fault("C06", (), node.line, message, "write the values out, without aliases")])
-        node = target(node)
-        if isinstance(node, Mapping):
-            out = {}
-            for key, entry in node.entries.items():
-                seen((*path, key), entry.line)
-                out[key] = walk(entry.value, (*path, key))
-            return out
-        if isinstance(node, Sequence):
-            return [walk(item, (*path, index)) for index, item in enumerate(node.items)]
-        assert isinstance(node, Scalar)
-        return node.value
-
-    return (None if node is None else walk(node, ())), count
 
 
 class _Builder:
@@ -188,17 +45,18 @@ class _Builder:
         self.open: list[tuple[Mapping | Sequence, KeyPath]] = []
         self.keys: list[Entry | None] = []
         self.count = 0
-        self.starts = [0, *(found.end() for found in _BREAK.finditer(text))]
+        self.starts = line_starts(text)
 
     def build(self) -> tuple[Node | None, list[Fault]]:
-        found = _UNREADABLE.search(self.text)
+        found = UNREADABLE.search(self.text)
         if found:
             self._stop(found.start(), f"an unreadable character, U+{ord(found[0]):04X}", "remove it")
         try:
             for event in yaml.parse(self.text, Loader=LOADER):
                 self._take(event)
         except yaml.MarkedYAMLError as error:
-            self._syntax(error)
+            index, message, remedy = likely_reason(self.text, self.starts, error)
+            self._stop(index, message, remedy)
         except (yaml.YAMLError, ArithmeticError, LookupError, RecursionError, ValueError) as error:
             # Without libyaml the parser lets plain exceptions out on odd escapes and directives.
             self._stop(0, f"not valid YAML: {type(error).__name__}")
@@ -215,37 +73,6 @@ class _Builder:
         if len(self.faults) >= MAX_FAULTS:
             raise Refused([*self.faults, Fault("C06", (), fault.line, "more of the same.", "repair those above first")])
         self.faults.append(fault)
-
-    def _syntax(self, error: Any) -> None:
-        """A syntax error, with the likely reason where the text shows it."""
-        mark, context = error.problem_mark or error.context_mark, error.context_mark
-        index = min(mark.index if mark else 0, max(len(self.text) - 1, 0))
-        line = self.line(index)
-        for number, shown in self._content_above(line):
-            if number == line and "\t" in shown:
-                self._stop(index, "a tab where YAML wants spaces", "put spaces in the place of the tab")
-            for char in shown:
-                if char in _LOOKALIKES:
-                    name = char if char.isprintable() and not char.isspace() else f"U+{ord(char):04X}"
-                    at, meant = self.starts[number - 1], _LOOKALIKES[char]
-                    self._stop(at, f"not valid YAML; it has {name} in the place of {meant}", f"write {meant}")
-        problem = error.problem or error.context or "syntax error"
-        if context is not None and self.line(context.index) != line and "block" not in error.context:
-            # What is not closed is found out at the end of the file.
-            index = context.index
-            problem = f"{problem} in line {line}, {error.context} that begins here"
-        self._stop(index, f"not valid YAML: {problem}")
-
-    def _content_above(self, line: int) -> Iterator[tuple[int, str]]:
-        """A line and the two above it that are more than a comment, with their numbers, without their comments."""
-        found = 0
-        while line > 0 and found < 3:
-            end = self.starts[line] if line < len(self.starts) else len(self.text)
-            shown = self.text[self.starts[line - 1] : end].split("#")[0].rstrip()
-            if shown:
-                yield line, shown
-                found += 1
-            line -= 1
 
     def _take(self, event: Any) -> None:
         if isinstance(event, yaml.DocumentStartEvent) and self.root is not None:

@@ -8,9 +8,10 @@ from typing import Any
 
 from .api import Checked, check, inventories, load_checked
 from .assign import Assignment
-from .document import Refused, parse, plain
+from .document import parse
 from .files import NAMES, Files, on_disk
 from .load import REMEDIES, load, read_text
+from .nodes import Refused, plain
 from .problems import ConfigError, KeyPath, Problem, dotted
 from .schema import Cluster
 from .store import ChangedMeanwhile, locked, write_all

@@ -10,9 +10,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from .document import VAULT_HEAD, Fault, Mapping, Refused, Vaulted, parse, plain
+from .document import VAULT_HEAD, parse
 from .files import MAX_FILE_BYTES, SECTIONS, VARS_FOLDER, Files, on_disk, shown
 from .keys import type_at
+from .nodes import Fault, Mapping, Refused, Vaulted, plain
 from .problems import ConfigError, KeyPath, Problem, dotted
 from .schema import Cluster, HostVars
 from .schema_problems import MAX_PROBLEMS, REMEDIES, Places, schema_problems

@@ -11,7 +11,8 @@ import json
 import re
 from typing import Any, Final
 
-from .document import Alias, Entry, Mapping, Node, Refused, Scalar, Sequence, Vaulted, parse, plain
+from .document import parse
+from .nodes import Alias, Entry, Mapping, Node, Refused, Scalar, Sequence, Vaulted, plain
 from .problems import KeyPath, dotted, printable
 from .scalars import read_scalar
 

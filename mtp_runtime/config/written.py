@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from .document import Refused, parse, plain
+from .document import parse
 from .files import NAMES, Files
 from .impact import differences
 from .load import read_text
+from .nodes import Refused, plain
 from .problems import KeyPath, dotted, printable
 from .text_edit import for_people
 

@@ -17,7 +17,7 @@ from inventory_copy import Copy
 from typer.testing import CliRunner, Result
 
 from mtp_runtime.cli.main import app
-from mtp_runtime.config import api, document, edit, store
+from mtp_runtime.config import api, document, edit, nodes, store
 from mtp_runtime.config.assign import all_keys
 from mtp_runtime.config.problems import ConfigError
 from mtp_runtime.config.text_edit import REMOVED, Unplaceable, put
@@ -334,7 +334,7 @@ def test_one_value_changes_and_every_comment_stays(data: dict[str, Any], draw: A
     ]
     text = end.join([*noted, ""])
     tree, faults = document.parse(text)
-    assert faults == [] and document.plain(tree, lambda path, line: None)[0] == data
+    assert faults == [] and nodes.plain(tree, lambda path, line: None)[0] == data
     path = draw.draw(st.sampled_from(paths(data)))
     if draw.draw(st.booleans()):
         path = (*path[:-1], draw.draw(KEYS))

@@ -13,7 +13,7 @@ from ruamel.yaml import YAML
 from typer.testing import CliRunner, Result
 
 from mtp_runtime.cli.app import app
-from mtp_runtime.config import api, document, scalars
+from mtp_runtime.config import api, document, nodes, scalars
 from mtp_runtime.config.files import MAX_FILE_BYTES
 
 MakeCopy = Callable[[str], Copy]
@@ -47,7 +47,7 @@ def read(text: str) -> object:
     """A text's data; it must be read without a complaint."""
     tree, faults = document.parse(text)
     assert faults == []
-    return document.plain(tree, lambda path, line: None)[0]
+    return nodes.plain(tree, lambda path, line: None)[0]
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_structures(text: str, data: object) -> None:
     "text", ["a: &a [1, *a]", "a: &a {b: {c: *a}}", "a: *b", "*a : 1", "&a a: 1\n*a : 2", "- &a 1\n- &a 2"]
 )
 def test_aliases_without_an_end_or_a_beginning_are_refused(text: str) -> None:
-    with pytest.raises(document.Refused) as refused:
+    with pytest.raises(nodes.Refused) as refused:
         document.parse(text)
     assert refused.value.faults[0].rule == "C06"
 

@@ -15,7 +15,7 @@ from inventory_copy import Copy
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError as RuamelError
 
-from mtp_runtime.config import api, document
+from mtp_runtime.config import api, document, nodes
 from mtp_runtime.config.files import NAMES, Files, on_disk
 from mtp_runtime.config.load import load_files
 from mtp_runtime.config.problems import ConfigError
@@ -113,8 +113,8 @@ def ours(text: str) -> Any:
     """A text's data; None when anything about it is refused."""
     try:
         tree, faults = document.parse(text)
-        return None if faults else document.plain(tree, lambda path, line: None)[0]
-    except document.Refused:
+        return None if faults else nodes.plain(tree, lambda path, line: None)[0]
+    except nodes.Refused:
         return None
 
 
