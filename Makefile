@@ -162,6 +162,10 @@ test-unit: venv engine triton ## tests that start no server (torch parts run in 
 	@$(call say,'unit tests (Triton kernels)')
 	@TRITON_INTERPRET=1 PYTHONPATH=$(TRITON) $(ENGINE_PYTHON) -m pytest $(UNIT_TRITON) $(PYTEST_ARGS)
 
+.PHONY: fuzz
+fuzz: ## unit tests with new random examples (those of make test are always the same)
+	@$(MAKE) test-unit PYTEST_ARGS="--hypothesis-profile=default $(PYTEST_ARGS)"
+
 .PHONY: triton
 triton: engine
 	@cmp -s requirements/triton.txt $(TRITON)/.stamp || { $(call say,'Triton for its tests: $(LOCAL)/triton'); rm -rf $(TRITON); \

@@ -1,4 +1,4 @@
-"""The running stack of the live tests: deployed once, shared by all of them, destroyed by the last."""
+"""For all tests: the running stack of the live ones, deployed once and shared; how hypothesis chooses its examples."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import uuid
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import settings
 
 if TYPE_CHECKING:
     from leftovers import Machine
@@ -15,6 +16,11 @@ if TYPE_CHECKING:
     MACHINE = pytest.StashKey[Machine]()
 else:
     MACHINE = pytest.StashKey()
+
+
+# The same examples every time, so that a test's verdict is about the code alone. `make fuzz` looks for new ones.
+settings.register_profile("fixed", derandomize=True)
+settings.load_profile("fixed")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

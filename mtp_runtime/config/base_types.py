@@ -2,11 +2,27 @@
 
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic_core import PydanticCustomError
+
+
+def _visible(text: str) -> str:
+    """A text of which every character is seen: a byte order mark inside a path would only show when nothing is found.
+
+    Errors: PydanticCustomError, named after the pattern because it is what a pattern of editors cannot say.
+    """
+    for char in text:
+        if not char.isprintable():
+            message = f"should hold visible characters only, not U+{ord(char):04X}"
+            raise PydanticCustomError("string_pattern_visible", "{reason}", {"reason": message})
+    return text
+
 
 Port = Annotated[int, Field(ge=1, le=65535)]
 Count = Annotated[int, Field(ge=1, le=100_000_000)]
-Text = Annotated[str, Field(min_length=1, max_length=4096, pattern=r"^[^\x00-\x1f\x7f{}]*$")]  # no templates
+Text = Annotated[  # braces: no templates
+    str, Field(min_length=1, max_length=4096, pattern=r"^[^\x00-\x1f\x7f{}]*$"), AfterValidator(_visible)
+]
 # A name that becomes part of file names, labels and command lines.
 Name = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$")]
 Address = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[A-Za-z0-9:][A-Za-z0-9.:-]*$")]

@@ -89,6 +89,7 @@ def section_of(file: str) -> str:
 @settings(max_examples=400, deadline=None)
 @given(base=st.sampled_from(BASES), section=st.sampled_from(list(NAMES)), edits=EDITS)
 @example("local", "mtp", [(0.0, 0, b"")])
+@example("a3", "model", [(0.4375, 0, b"\xef\xbb\xbf")])
 def test_mutated_files(base: str, section: str, edits: list[Edit]) -> None:
     judge({**CONTENT[base], section: edited(CONTENT[base][section], edits)})
 
