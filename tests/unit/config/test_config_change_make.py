@@ -29,9 +29,15 @@ def test_make_calls_mtpctl(words: str) -> None:
 
 
 def test_a_refusal_names_everything(copy: Callable[[str], Copy]) -> None:
-    found = copy("local").edit({"mtp.num_speculative_tokens": 16, "topology.release": "0\u202e1"})
+    found = copy("local").edit({"mtp.num_speculative_tokens": 16})
     shown = CliRunner().invoke(app, ["check", "local", "--inventories", str(found.root)]).stderr
     rule = rules.get("R03")
     assert f"R03  {found.file('mtp')}:" in shown and "mtp.num_speculative_tokens: K = 16 gives 17" in shown
     assert f"     value: 16\n     remedy: {rule.remedy}.\n     source: {rule.source}\n" in shown
+
+
+def test_what_nobody_sees_is_named(copy: Callable[[str], Copy]) -> None:
+    found = copy("local").edit({"topology.release": "0\u202e1"})
+    shown = CliRunner().invoke(app, ["check", "local", "--inventories", str(found.root)]).stderr
+    assert "topology.release: should hold visible characters only, not U+202E, found" in shown
     assert "\\u202e" in shown and "\u202e" not in shown
