@@ -41,6 +41,8 @@ class Release:
     attention: the ways to verify K + 1 tokens that run on it.
     dispatch_by_slots: a step gets its graph by the slots it needs, so several sizes are safe with slack slots; by
     tokens, a batch of requests without drafts could get a graph with too few slots.
+    recompute_tp: sizes of finegrained_tp_config whose ranks must take steps of one size, which only its recompute
+    scheduler sees to; without it they hang, so the engine does not start.
     env: extra environment that this line needs on every rank.
     """
 
@@ -61,12 +63,18 @@ class Release:
     dispatch_by_slots: bool = False
     max_dp: int = 0
     max_tp: int = 0
+    recompute_tp: tuple[str, ...] = ()
     env: dict[str, str] = field(default_factory=dict)
 
     @property
     def line(self) -> str:
         """As messages name it."""
         return f"{self.engine} {self.version}"
+
+    @property
+    def rendered_only(self) -> str:
+        """That it cannot be deployed, and what can, for messages."""
+        return f"{self.line} is checked and rendered only; deployable: {deployable(self.engine)}"
 
     def has(self, key: str) -> bool:
         """Does it know a key of the cluster files? Keys that KEYS does not name belong to every line."""
@@ -99,6 +107,7 @@ RELEASES: tuple[Release, ...] = (
         deployable=True,
         graphs=(ACLGRAPH,),
         padding=(PLACEHOLDER,),
+        recompute_tp=("oproj_tensor_parallel_size", "embedding_tensor_parallel_size"),
         env={"ASCEND_ENABLE_USE_FABRIC_MEM": "1"},
     ),
     Release(

@@ -1,6 +1,7 @@
 """The commands over inventories. Exit codes: 0 fine, 2 bad input (nothing changed). No traceback gets out."""
 
 import json
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -8,13 +9,14 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.markdown import Markdown
-from rich.table import Column, Table
+from rich.table import Table
 from rich.text import Text
 
 from mtp_runtime.config import api, edit, editor_schema, reference, rules, weights
 from mtp_runtime.config import explain as explanations
 from mtp_runtime.config.problems import ConfigError, Problem, printable
 from mtp_runtime.config.render import render as render_plan
+from mtp_runtime.config.render import url
 from mtp_runtime.config.rule import WHERE_TEXT
 from mtp_runtime.config.schema import Cluster
 from mtp_runtime.config.text_edit import for_people
@@ -58,6 +60,11 @@ def _print_problem(problem: Problem, style: str, kind: str = "") -> None:
             err.print(Text(printable(f"     {name}: {text}")), soft_wrap=True)
 
 
+def _print_line(text: str) -> None:
+    """One line whatever the terminal's width, so that what is on it can be searched and copied."""
+    out.print(Text(text), soft_wrap=True)
+
+
 def _print_json(value: Any) -> None:
     print(json.dumps(value, indent=2))
 
@@ -79,7 +86,7 @@ def check(cluster: Name, as_json: AsJson = False, inventories: Inventories = Non
     state = f"on, K = {mtp['k']}, {mtp['method']}" if mtp["enabled"] else "off"
     count = len(plan["ranks"])
     ranks = f"{count} rank{'s' if count != 1 else ''}"
-    out.print(f"{cluster}: {checked} rules hold, {ranks}, MTP {state}", highlight=False)
+    _print_line(f"{cluster}: {checked} rules hold, {ranks}, MTP {state}")
 
 
 @app.command()
@@ -90,7 +97,7 @@ def render(
     k: WithK = None,
     explain: Annotated[bool, typer.Option("--explain", help="instead: where every derived value comes from")] = False,
 ) -> None:
-    """Shows what would be started: command lines, environment, targets. Touches nothing."""
+    """Shows what would be started: environment and command line of every rank, and the router. Touches nothing."""
     try:
         found = edit.check_with_k(cluster, k, inventories).cluster
     except ConfigError as error:
@@ -102,34 +109,34 @@ def render(
     if as_json:
         _print_json(plan)
         return
-    table = Table("rank", "host", "url", "K", "command line")
     for rank in plan["ranks"]:
-        table.add_row(rank["name"], rank["host"], rank["url"], str(rank["k"]), Text(" ".join(rank["argv"])))
+        _print_line(f"{rank['name']} on {rank['host']}, {rank['url']}, K = {rank['k']}")
+        _print_line(f"  {' '.join(f'{name}={shlex.quote(value)}' for name, value in rank['env'].items())}")
+        _print_line(f"  {shlex.join(rank['argv'])}")
     router = plan["router"]
-    front = f"{router['front']['host']}:{router['front']['port']}"
-    table.add_row("router", router["host"], front, "", Text(" ".join(router["argv"])))
-    out.print(table)
-    chosen = plan["verification"]
-    out.print(Text(f"verification: {chosen['method'] or 'none'} ({chosen['why']})"), soft_wrap=True)
-    padding, graphs = plan["padding"], plan["graphs"]
-    out.print(Text(f"padding: {padding['method'] or 'none'} ({padding['why']})"), soft_wrap=True)
+    front = router["front"]
+    _print_line(f"router on {router['host']}, clients: {url(front['host'], front['port'])}")
+    _print_line(f"  {shlex.join(router['argv'])}")
+    chosen, padding, graphs = plan["verification"], plan["padding"], plan["graphs"]
+    _print_line(f"verification: {chosen['method'] or 'none'} ({chosen['why']})")
+    _print_line(f"padding: {padding['method'] or 'none'} ({padding['why']})")
     sizes = ", ".join(map(str, graphs["capture_sizes"]))
-    out.print(Text(f"graphs: {graphs['mode'] or 'left to the engine'}{f', sizes {sizes} tokens' if sizes else ''}"))
+    _print_line(f"graphs: {graphs['mode'] or 'left to the engine'}{f', sizes {sizes} tokens' if sizes else ''}")
 
 
 def _explain(cluster: Cluster, as_json: bool) -> None:
-    """A row a derived value: what it is, how it follows from others, where somebody wrote it."""
+    """Every derived value: what it is, where somebody wrote it, how it follows from others."""
     rows = explanations.explain(cluster)
     if as_json:
         _print_json([row._asdict() for row in rows])
         return
-    # Folded, never cut: the keys are what people look for.
-    table = Table(*(Column(name, overflow="fold") for name in ("value of", "is", "follows from, or is written in")))
     for row in rows:
-        value = "the engine's choice" if row.value is None else for_people(row.value)
-        why = row.how if row.overridden is None else f"written: {row.overridden}\nelse {row.how}"
-        table.add_row(Text(row.key), Text(value), Text(why))
-    out.print(table)
+        _print_line(f"{row.key} = {explanations.ENGINES if row.value is None else for_people(row.value)}")
+        if row.overridden is None:
+            _print_line(f"    {row.how}")
+        else:
+            _print_line(f"    written in {row.overridden}")
+            _print_line(f"    else {row.how}")
 
 
 @app.command("set-k")
@@ -166,7 +173,7 @@ def weights_command(
     if as_json:
         _print_json({"ok": True, "problems": []})
         return
-    out.print(f"{cluster}: weights in {found.model.path} are complete and intact", highlight=False)
+    _print_line(f"{cluster}: weights in {found.model.path} are complete and intact")
 
 
 @app.command("rules")

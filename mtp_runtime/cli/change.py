@@ -37,7 +37,8 @@ def set_values(cluster: Name, assignments: Words, as_json: AsJson = False, inven
     for one in changes:
         out.print(Text(f"{one.file}: {one.key}: {_value(one.old)} -> {_value(one.new)}"), soft_wrap=True)
     if changes:
-        out.print(Text(f"next: mtpctl diff {cluster} says what it means, make deploy CLUSTER={cluster} applies it"))
+        next_step = f"next: mtpctl diff {cluster} says what it means, make deploy CLUSTER={cluster} applies it"
+        out.print(Text(next_step), soft_wrap=True)
     else:
         out.print(Text(f"{cluster}: unchanged"))
 

@@ -18,6 +18,14 @@ def _visible(text: str) -> str:
     return text
 
 
+def _no_template(text: str) -> str:
+    """A password as it is typed: Ansible would work out a template. Errors: PydanticCustomError, as above."""
+    if any(mark in text for mark in ("{{", "{%", "{#")) or not text.isprintable():
+        message = "should hold visible characters only and no template ({{ {% {#)"
+        raise PydanticCustomError("string_pattern_password", "{reason}", {"reason": message})
+    return text
+
+
 Port = Annotated[int, Field(ge=1, le=65535)]
 Count = Annotated[int, Field(ge=1, le=100_000_000)]
 Text = Annotated[  # braces: no templates
@@ -26,6 +34,9 @@ Text = Annotated[  # braces: no templates
 # A name that becomes part of file names, labels and command lines.
 Name = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$")]
 Address = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[A-Za-z0-9:][A-Za-z0-9.:-]*$")]
+
+# Never shown: problems.is_secret knows its keys by their names.
+Password = Annotated[str, Field(min_length=1, max_length=1024), AfterValidator(_no_template)]
 
 
 class Strict(BaseModel):

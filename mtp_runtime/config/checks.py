@@ -107,10 +107,12 @@ def rank_cover(cluster: Cluster, ranks: list[Rank]) -> Iterator[Finding]:
             yield Finding(("topology", role, "tp"), message)
     used: dict[str, int] = {}
     for rank in ranks:
-        used[rank.host] = used.get(rank.host, 0) + len(rank.devices)
-    for host, count in used.items():
+        machine = cluster.machine(rank.host)
+        used[machine] = used.get(machine, 0) + len(rank.devices)
+    for machine, count in used.items():
         if devices is not None and count > devices:
-            message = f"the ranks on {host} need {count} devices; it has {devices}."
+            names = ", ".join(dict.fromkeys(rank.host for rank in ranks if cluster.machine(rank.host) == machine))
+            message = f"the ranks on {names} need {count} devices; a host has {devices}."
             yield Finding(("topology", "devices_per_host"), message)
 
 
@@ -134,24 +136,29 @@ def role_keys(cluster: Cluster, ranks: list[Rank]) -> Iterator[Finding]:
 
 def finegrained_tp(cluster: Cluster, ranks: list[Rank]) -> Iterator[Finding]:
     """R10."""
+    release = releases.find(cluster.topology.engine, cluster.topology.release)
     for role in cluster.active_roles():
         serving, topology = cluster.role_serving(role), cluster.role_topology(role)
-        config = serving.additional_config.finegrained_tp_config if serving.additional_config else None
-        if config is None or topology is None:
+        given = serving.additional_config
+        config = given.finegrained_tp_config if given else None
+        if given is None or config is None or topology is None:
             continue
-        base = serving_key(cluster, role, "additional_config", "finegrained_tp_config")
-        if size := config.lmhead_tensor_parallel_size:
-            key = (*base, "lmhead_tensor_parallel_size")
+        for name, size in config.model_dump().items():
+            if not size:
+                continue
+            key = serving_key(cluster, role, "additional_config", "finegrained_tp_config", name)
             if not cluster.model.moe:
-                yield Finding(key, "lmhead_tensor_parallel_size is for models with experts only.")
+                yield Finding(key, f"{name} is for models with experts only.")
             if topology.dp % size:
                 yield Finding(key, f"dp {topology.dp} of {role} is no multiple of {size}.")
-        if config.oproj_tensor_parallel_size:
-            key = (*base, "oproj_tensor_parallel_size")
-            mode = graph_mode(cluster, role)
-            if role != "decode" or topology.tp != 1 or mode == "eager":
-                message = f"oproj_tensor_parallel_size needs decode, tp 1 and graphs; {role} has tp {topology.tp}"
-                yield Finding(key, message + (" and runs eager." if mode == "eager" else "."))
+            if name == "oproj_tensor_parallel_size":
+                mode = graph_mode(cluster, role)
+                if role != "decode" or topology.tp != 1 or mode == "eager":
+                    message = f"{name} needs decode, tp 1 and graphs; {role} has tp {topology.tp}"
+                    yield Finding(key, message + (" and runs eager." if mode == "eager" else "."))
+            if release and name in release.recompute_tp and not given.recompute_scheduler_enable:
+                where = "" if role == "decode" else ", which only decode may have"
+                yield Finding(key, f"{name} of {role} needs recompute_scheduler_enable{where}.")
 
 
 def shared_expert_overlap(cluster: Cluster, ranks: list[Rank]) -> Iterator[Finding]:
@@ -160,9 +167,14 @@ def shared_expert_overlap(cluster: Cluster, ranks: list[Rank]) -> Iterator[Findi
         config, topology = cluster.role_serving(role).additional_config, cluster.role_topology(role)
         if config is None or topology is None or not config.multistream_overlap_shared_expert:
             continue
-        if topology.tp != 1 and not config.enable_shared_expert_dp:
-            key = serving_key(cluster, role, "additional_config", "multistream_overlap_shared_expert")
+        if topology.tp == 1:
+            continue
+        key = serving_key(cluster, role, "additional_config", "multistream_overlap_shared_expert")
+        if not config.enable_shared_expert_dp:
             yield Finding(key, f"{role} has tp {topology.tp} and no enable_shared_expert_dp.")
+        elif not cluster.topology.expert_parallel:
+            message = f"{role} has tp {topology.tp}, and enable_shared_expert_dp does nothing without expert_parallel."
+            yield Finding(key, message)
 
 
 def dsa_cp(cluster: Cluster, ranks: list[Rank]) -> Iterator[Finding]:

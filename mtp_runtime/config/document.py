@@ -13,7 +13,7 @@ from typing import Any, Final, NoReturn
 import yaml
 
 from .nodes import MAX_DEPTH, MAX_NODES, Alias, Entry, Fault, Mapping, Node, Refused, Scalar, Sequence, Vaulted, target
-from .problems import KeyPath
+from .problems import HIDDEN, KeyPath, is_secret
 from .scalars import MAX_DIGITS, TooLong, read_scalar, unmistakable
 from .syntax_hints import UNREADABLE, likely_reason, line_starts
 
@@ -97,12 +97,16 @@ class _Builder:
         entry = self.keys[-1]
         return path if entry is None else (*path, entry.key)
 
+    def _name(self, written: str) -> str:
+        """An anchor, alias or tag as messages name it: an unquoted password may look like one."""
+        return HIDDEN if is_secret(*self._path()) else written
+
     def _is_key(self) -> bool:
         return bool(self.open) and isinstance(self.open[-1][0], Mapping) and self.keys[-1] is None
 
     def _alias(self, event: Any) -> None:
-        start, name = event.start_mark.index, event.anchor
-        found = self.anchors.get(name)
+        start, name = event.start_mark.index, self._name(event.anchor)
+        found = self.anchors.get(event.anchor)
         if found is None:
             self._stop(start, f"the alias *{name} has no anchor &{name} above it", "write the value out")
         elif any(found is node for node, _ in self.open):
@@ -139,7 +143,7 @@ class _Builder:
         self._add(Scalar(start, end, line, event.anchor, value, style))
 
     def _tag(self, event: Any) -> None:
-        tag = str(event.tag).replace("tag:yaml.org,2002:", "!!")
+        tag = self._name(str(event.tag).replace("tag:yaml.org,2002:", "!!"))
         self._stop(event.start_mark.index, f"the tag {tag} is not read here", "write the value without the tag")
 
     def _plain(self, event: Any, path: KeyPath, line: int) -> Any:
@@ -147,6 +151,8 @@ class _Builder:
         if isinstance(value, TooLong):
             message = f"a number of {len(event.value)} digits."
             self._fault(Fault("C03", path, line, message))
+        elif trouble and is_secret(*path):
+            self._fault(Fault("C02", path, line, "it is no text to every reader of YAML.", "write it in quotes"))
         elif trouble:
             remedy = f"write {unmistakable(event.value, value)}"
             self._fault(Fault("C02", path, line, f"it has two meanings: {trouble}.", remedy))
@@ -218,7 +224,8 @@ class _Builder:
         """Puts a value where it belongs."""
         self._count(node.start, 1)
         if node.anchor in self.anchors:
-            self._stop(node.start, f"the anchor &{node.anchor} is written twice", "give one of the two another name")
+            name = self._name(node.anchor or "")
+            self._stop(node.start, f"the anchor &{name} is written twice", "give one of the two another name")
         if node.anchor:
             self.anchors[node.anchor] = node
         if not self.open:

@@ -135,7 +135,7 @@ def _shown(data: Any, path: KeyPath) -> str | None:
         if not isinstance(data, dict) or part not in data:
             return None
         data = data[part]
-    return for_people(data)
+    return for_people(data, path)
 
 
 def _unplaceable(files: Files, section: str, key: str, error: Unplaceable) -> Problem:

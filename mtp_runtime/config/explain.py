@@ -107,14 +107,15 @@ def _mtp(cluster: Cluster) -> Iterator[Explained]:
     if "prefill" in cluster.active_roles():
         one = "P drafts one token, so that D finds the KV of the MTP layer" if k else how
         yield Explained("K of prefill", cluster.draft_tokens("prefill"), one)
+    if not k:
+        return
     has_draft_probs = mtp.draft_sampling == PROBABILISTIC
-    if k:
-        found, auto = choose_method(mtp.verification, has_draft_probs, k), choose_method("auto", has_draft_probs, k)
-        at = None if mtp.verification == "auto" else _at(("mtp", "verification"))
-        yield Explained("mtp.verification", found.method, auto.why, at)
+    found, auto = choose_method(mtp.verification, has_draft_probs, k), choose_method("auto", has_draft_probs, k)
+    at = None if mtp.verification == "auto" else _at(("mtp", "verification"))
+    yield Explained("mtp.verification", found.method, auto.why, at)
     role: Role = "decode" if "decode" in cluster.active_roles() else "single"
     unasked = cluster.model_copy(update={"mtp": mtp.model_copy(update={"padding": "auto"})})
-    at = None if mtp.padding == "auto" or not k else _at(("mtp", "padding"))
+    at = None if mtp.padding == "auto" else _at(("mtp", "padding"))
     yield Explained("mtp.padding", padding(cluster, role).method, padding(unasked, role).why, at)
 
 

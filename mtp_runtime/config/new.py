@@ -15,7 +15,7 @@ from .files import NAMES, on_disk, shown
 from .load import NAME, load
 from .problems import ConfigError, KeyPath, Problem, dotted
 from .render import render
-from .schema import GROUPS, THIS_MACHINE, Cluster, HostVars
+from .schema import THIS_MACHINE, Cluster
 from .schema_problems import Places
 
 DOCUMENTATION = [ip_network(net) for net in ("192.0.2.0/24", "198.51.100.0/24", "203.0.113.0/24", "2001:db8::/32")]
@@ -54,7 +54,10 @@ def init(name: str, source: str, root: Path | None = None) -> tuple[Path, list[T
         for section, below in NAMES.items():
             file = stage / name / below
             file.parent.mkdir(parents=True, exist_ok=True)
+            file.touch(mode=0o600)
             file.write_bytes(files.read(section))
+            # hosts.yml may hold passwords that only its owner may read.
+            file.chmod((root / source / below).stat().st_mode & 0o777)
         check(name, stage)
         (stage / name).rename(folder)
     finally:
@@ -76,14 +79,9 @@ def _usable(key: str, name: str) -> None:
 
 def _addresses(cluster: Cluster, original: Cluster, places: Places) -> Iterator[ToEdit]:
     """Addresses that are no loopback ones: they are still the original's hosts."""
-    groups: dict[KeyPath, dict[str, HostVars | None]] = {("hosts", "all", "hosts"): cluster.hosts.all.hosts}
-    for group in GROUPS:
-        found = getattr(cluster.hosts.all.children, group)
-        groups["hosts", "all", "children", group, "hosts"] = found.hosts if found else {}
     keys: list[tuple[KeyPath, Any]] = [
-        ((*path, host, name), getattr(entry, name))
-        for path, hosts in groups.items()
-        for host, entry in hosts.items()
+        ((*path, name), getattr(entry, name))
+        for path, _, entry in cluster.host_entries()
         if entry
         for name in ("ansible_host", "address", "nic")
     ]

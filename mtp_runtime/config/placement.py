@@ -84,7 +84,7 @@ def lowest_kv_port(devices: int) -> int:
 def _place_group(
     cluster: Cluster, role: Role, number: int, members: list[str], used: dict[str, int], kv_port: int | None
 ) -> list[Rank]:
-    """Ranks of one data-parallel group; `used` counts the devices taken on each host."""
+    """Ranks of one data-parallel group; `used` counts the devices taken on each machine."""
     topology = cluster.role_topology(role)
     assert topology is not None
     per_host = ranks_per_host(cluster, role)
@@ -97,8 +97,9 @@ def _place_group(
         host, local = members[rank // per_host], rank % per_host
         overrides = cluster.host_vars(host)
         index = number * processes + rank
-        start = used.get(host, 0)
-        used[host] = start + width
+        machine = cluster.machine(host)
+        start = used.get(machine, 0)
+        used[machine] = start + width
         side = overrides.side_channel_port or topology.side_channel_port
         ranks.append(
             Rank(

@@ -60,10 +60,8 @@ def listeners(cluster: Cluster, ranks: list[Rank]) -> list[Listener]:
 
 def host_key(cluster: Cluster, rank: Rank, name: str) -> KeyPath:
     """Where a rank's port is written: at its host or in its role's layout."""
-    variable = "rank_port" if name == "port" else name
-    if getattr(cluster.host_vars(rank.host), variable) is not None:
-        return ("hosts", "all", "hosts", rank.host, variable)
-    return ("topology", rank.role, name)
+    own = cluster.host_key(rank.host, "rank_port" if name == "port" else name)
+    return own or ("topology", rank.role, name)
 
 
 def kv_port_range(cluster: Cluster, ranks: list[Rank]) -> Iterator[Finding]:
@@ -73,9 +71,10 @@ def kv_port_range(cluster: Cluster, ranks: list[Rank]) -> Iterator[Finding]:
         return
     lowest = lowest_kv_port(devices)
     everyone = listeners(cluster, ranks)
-    seen: dict[tuple[str, int], Role] = {}
+    # Ranks of one role on a host share its range, those of another role or inventory host on the machine do not.
+    seen: dict[tuple[Role, str, int], str] = {}
     for rank in ranks:
-        if rank.kv_port is None or (rank.host, rank.kv_port) in seen:
+        if rank.kv_port is None or (rank.role, rank.host, rank.kv_port) in seen:
             continue
         key = host_key(cluster, rank, "kv_port")
         low, high = rank.kv_port, rank.kv_port + devices
@@ -83,14 +82,16 @@ def kv_port_range(cluster: Cluster, ranks: list[Rank]) -> Iterator[Finding]:
             yield Finding(key, f"kv_port {low} on {rank.host} is below {lowest} ({devices} devices).")
         if high > 65535:
             yield Finding(key, f"kv_port range {low}..{high} on {rank.host} ends above 65535.")
-        for (host, taken), role in seen.items():
-            if host == rank.host and abs(taken - low) <= devices:
-                yield Finding(key, f"kv_port ranges of {role} ({taken}) and {rank.role} ({low}) overlap on {host}.")
+        machine = cluster.machine(rank.host)
+        for (role, host, taken), where in seen.items():
+            if where == machine and abs(taken - low) <= devices:
+                message = f"kv_port ranges of {role} ({taken}, {host}) and {rank.role} ({low}, {rank.host}) overlap"
+                yield Finding(key, f"{message} on one machine.")
         for other in everyone:
-            if other.machine == cluster.machine(rank.host) and low <= other.port <= high:
+            if other.machine == machine and low <= other.port <= high:
                 message = f"kv_port range {low}..{high} on {rank.host} covers port {other.port} of {other.owner}."
                 yield Finding(key, message)
-        seen[rank.host, rank.kv_port] = rank.role
+        seen[rank.role, rank.host, rank.kv_port] = machine
 
 
 def unique_ports(cluster: Cluster, ranks: list[Rank]) -> Iterator[Finding]:
@@ -132,14 +133,14 @@ def host_overrides(cluster: Cluster, ranks: list[Rank]) -> Iterator[Finding]:
     for host in {host: None for role in ROLES for host in cluster.host_names(role)}:
         roles = [role for role in ROLES if host in cluster.host_names(role)]
         for name in ("rank_port", "kv_port", "side_channel_port"):
-            if len(roles) > 1 and getattr(cluster.host_vars(host), name) is not None:
-                message = f"{name} of host {host}, which runs {' and '.join(roles)}."
-                yield Finding(("hosts", "all", "hosts", host, name), message)
+            key = cluster.host_key(host, name)
+            if len(roles) > 1 and key is not None:
+                yield Finding(key, f"{name} of host {host}, which runs {' and '.join(roles)}.")
 
 
 def keyless_addresses(cluster: Cluster, ranks: list[Rank]) -> Iterator[Finding]:
     """R40: the router behind the front, its metrics, Prometheus and the exporter answer without a key."""
-    one_machine = {cluster.machine(host) for host in cluster.hosts.all.hosts} <= {THIS_MACHINE}
+    one_machine = {cluster.machine(host) for host in cluster.all_hosts()} <= {THIS_MACHINE}
     for key in (("serving", "router", "backend_host"), ("serving", "router", "metrics_host"), ("monitoring", "host")):
         address = _value(cluster, key)
         number = _number(address)

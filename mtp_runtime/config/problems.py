@@ -1,9 +1,12 @@
 """What is wrong with a cluster file: where, which rule, and what to do."""
 
+import re
 from dataclasses import asdict, dataclass
 from typing import Any
 
 KeyPath = tuple[str | int, ...]
+HIDDEN = "(hidden)"
+_SECRET = re.compile(r"ansible.*pass|password", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,11 @@ class ConfigError(Exception):
     def __init__(self, problems: list[Problem]):
         super().__init__("\n".join(p.text() for p in problems))
         self.problems = problems
+
+
+def is_secret(*names: str | int) -> bool:
+    """Does one of the names say password? What is written there is never shown; a misspelt key keeps its secret too."""
+    return any(isinstance(name, str) and _SECRET.search(name) for name in names)
 
 
 def dotted(path: KeyPath) -> str:

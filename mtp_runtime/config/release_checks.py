@@ -1,4 +1,4 @@
-"""The checks about release lines (R18, R33, R46): what each knows is said in mtp_runtime/releases.py. Pure."""
+"""The checks about release lines (R18, R33, R46, W04): what each knows is said in mtp_runtime/releases.py. Pure."""
 
 from collections.abc import Iterator
 
@@ -62,6 +62,13 @@ def scheduler_mode(cluster: Cluster, ranks: list[Rank]) -> Iterator[Finding]:
             (needed,) = found.schedulers
             message = f"{role} has the {scheduler.upper()} scheduler; MTP on {found.line} needs {needed.upper()}: "
             yield Finding(key, message + f"enabled: {str(needed == releases.V0).lower()}.")
+
+
+def render_only(cluster: Cluster, mtp_layers: int | None) -> Iterator[Finding]:
+    """W04."""
+    found = releases.find(cluster.topology.engine, cluster.topology.release)
+    if found and not found.deployable:
+        yield Finding(("topology", "release"), f"{found.rendered_only}.")
 
 
 def release_keys(cluster: Cluster, ranks: list[Rank]) -> Iterator[Finding]:

@@ -67,11 +67,11 @@ def deployable(cluster: Cluster) -> Deployable:
     """May `make deploy` go on?"""
     topology = cluster.topology
     found = releases.find(topology.engine, topology.release)
-    if found is not None and found.deployable:
+    assert found is not None  # rule R33
+    if found.deployable:
         return Deployable(True, f"{found.line} has a runtime here")
-    name, known = f"{topology.engine} {topology.release}", releases.deployable(topology.engine)
     where = f"ansible/inventories/{cluster.name}/group_vars/all/topology.yml: topology.release"
-    return Deployable(False, f"{where}: {name} is checked and rendered only; deployable: {known}")
+    return Deployable(False, f"{where}: {found.rendered_only}")
 
 
 def _verification(cluster: Cluster) -> dict[str, str | None]:

@@ -113,18 +113,20 @@ SERVING_RULES = (
     ),
     Rule(
         "R10",
-        "lmhead-tp",
-        "lmhead_tensor_parallel_size: MoE only, divides dp; oproj_tensor_parallel_size: D only, tp 1, graphs on",
-        "vllm-ascend additional_config.md",
-        "choose a size that divides dp, or remove the key",
+        "finegrained-tp",
+        "finegrained_tp_config: MoE only, each size divides dp; oproj_tensor_parallel_size: D only, tp 1, graphs on; "
+        "from 0.23.0 on, oproj_ and embedding_tensor_parallel_size: only with recompute_scheduler_enable",
+        "vllm-ascend additional_config.md; ascend_config.py of 0.23.0 and 0.18.0",
+        "choose a size that divides dp, set what the message names, or remove the key",
         check=checks.finegrained_tp,
     ),
     Rule(
         "R11",
         "shared-expert-overlap",
-        "multistream_overlap_shared_expert needs tp 1 or enable_shared_expert_dp",
-        "vllm-ascend#12245",
-        "add enable_shared_expert_dp: true or remove multistream_overlap_shared_expert",
+        "multistream_overlap_shared_expert needs tp 1, or enable_shared_expert_dp with expert_parallel",
+        "vllm-ascend#12245; ascend_config.py: the engine switches enable_shared_expert_dp off without expert_parallel",
+        "add enable_shared_expert_dp: true and topology.expert_parallel: true, or remove "
+        "multistream_overlap_shared_expert",
         check=checks.shared_expert_overlap,
     ),
     Rule(
@@ -387,6 +389,15 @@ WARNINGS = (
         "set mtp.padding: placeholder with recompute_scheduler_enable on D",
         "warning",
         warn=graph_checks.slack_elsewhere,
+    ),
+    Rule(
+        "W04",
+        "render-only",
+        "the release line is one that this project has a runtime for; others are checked and rendered only",
+        "mtp_runtime/releases.py",
+        "set topology.release to a deployable line named in the message before make deploy",
+        "warning",
+        warn=release_checks.render_only,
     ),
 )
 RULES: tuple[Rule, ...] = FILE_RULES + SERVING_RULES + HOST_RULES + WARNINGS

@@ -3,12 +3,14 @@
 Only the shape of one value is checked here (rules C01..C03). Everything that needs two values is a rule in rules.py.
 """
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from .base_types import Address, Count, Name, Port, Strict, Text
+from .base_types import Address, Count, Name, Password, Port, Strict, Text
 from .engine_types import AdditionalConfig, CompilationConfig
+from .problems import KeyPath
 
 Engine = Literal["vllm-cpu", "vllm-ascend"]
 GraphMode = Literal["eager", "piecewise", "full"]
@@ -29,7 +31,11 @@ class HostVars(Strict):
     ansible_port: Port | None = Field(None, description="SSH port")
     ansible_python_interpreter: Text | None = Field(None, description="Python that Ansible's modules run with")
     ansible_ssh_private_key_file: Text | None = Field(None, description="key file on the control machine")
+    ansible_password: Password | None = Field(None, repr=False, description="SSH password; no command prints it")
     ansible_become: bool | None = Field(None, description="use sudo")
+    ansible_become_password: Password | None = Field(
+        None, repr=False, description="password of sudo; no command prints it"
+    )
     address: Address | None = Field(None, description="address the ranks bind to and are reached at")
     nic: Name | None = Field(None, description="network interface that holds `address`")
     rank_port: Port | None = Field(None, description="port of this host's first rank, instead of the role's")
@@ -249,16 +255,34 @@ class Cluster(Strict):
         found: Group | None = getattr(self.hosts.all.children, group)
         return list(found.hosts) if found else []
 
+    def host_entries(self) -> Iterator[tuple[KeyPath, str, HostVars | None]]:
+        """(path, host, variables) of everything hosts.yml says about a host; a later one's variables go over."""
+        for host, entry in self.hosts.all.hosts.items():
+            yield ("hosts", "all", "hosts", host), host, entry
+        for name in GROUPS:
+            group: Group | None = getattr(self.hosts.all.children, name)
+            for host, entry in (group.hosts if group else {}).items():
+                yield ("hosts", "all", "children", name, "hosts", host), host, entry
+
+    def all_hosts(self) -> list[str]:
+        """Every host once, wherever hosts.yml names it."""
+        return list(dict.fromkeys(host for _, host, _ in self.host_entries()))
+
     def host_vars(self, host: str) -> HostVars:
         """Variables of a host: `all.hosts` first, then each group's entry over them."""
         merged: dict[str, Any] = {}
-        places = [self.hosts.all.hosts]
-        places += [g.hosts for name in GROUPS if (g := getattr(self.hosts.all.children, name))]
-        for place in places:
-            entry = place.get(host)
-            if entry is not None:
+        for _, name, entry in self.host_entries():
+            if name == host and entry is not None:
                 merged.update(entry.model_dump(exclude_none=True))
         return HostVars(**merged)
+
+    def host_key(self, host: str, variable: str) -> KeyPath | None:
+        """Where the value that a host has is written; None where it has none."""
+        found = None
+        for path, name, entry in self.host_entries():
+            if name == host and entry is not None and getattr(entry, variable) is not None:
+                found = (*path, variable)
+        return found
 
     def machine(self, host: str) -> str:
         """What two inventory hosts share when they are the same machine."""

@@ -7,7 +7,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from .keys import keys_at
-from .problems import KeyPath, Problem, dotted, printable
+from .problems import HIDDEN, KeyPath, Problem, dotted, is_secret, printable
+from .values import shown
 
 # More than anybody repairs before the next check.
 MAX_PROBLEMS = 100
@@ -21,6 +22,8 @@ REMEDIES = {
     "C07": "add the key",
 }
 _RANGE_ERRORS = ("greater_than", "less_than", "too_short", "too_long", "string_pattern", "literal_error", "finite")
+# pydantic would name Python's types.
+_WANTED = dict.fromkeys(("model_type", "model_attributes_type", "dict_type"), "Input should be keys with their values")
 
 
 class Places:
@@ -65,15 +68,16 @@ def _schema_problem(item: Any, data: dict[str, Any], places: Places) -> Problem:
     path = _key_path(item["loc"], data)
     file, line = places.find(path)
     kind, value = item["type"], item.get("input")
+    wanted = _WANTED.get(kind, item["msg"])
     remedy = None
     if kind == "extra_forbidden":
         rule, message = "C01", _unknown(path)
     elif kind == "missing":
         rule, message = "C07", "the key is missing."
     elif kind.startswith(_RANGE_ERRORS) or kind.endswith(_RANGE_ERRORS):
-        rule, message = "C03", f"{item['msg']}, found {_show(value)}."
+        rule, message = "C03", f"{wanted}, found {_show(value, path)}."
     else:
-        rule, message = "C02", f"{item['msg']}, found {_show(value)}."
+        rule, message = "C02", f"{wanted}, found {_show(value, path)}."
         remedy = _unquote(kind, value)
     # hosts.yml has no top-level key of ours.
     shown_path = path[1:] if path and path[0] == "hosts" else path
@@ -117,6 +121,7 @@ def _key_path(location: tuple[Any, ...], data: Any) -> KeyPath:
     return tuple(path)
 
 
-def _show(value: Any) -> str:
-    text = printable(repr(value))
-    return text if len(text) <= 60 else text[:57] + "..."
+def _show(value: Any, path: KeyPath) -> str:
+    """The value as the files would have it; a password not, nor what one may hide in, as `ansible_password:x` does."""
+    text = shown(value)
+    return HIDDEN if is_secret(*path, text) else printable(text)

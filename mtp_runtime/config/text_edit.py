@@ -13,11 +13,11 @@ from typing import Any, Final
 
 from .document import parse
 from .nodes import Alias, Entry, Mapping, Node, Refused, Scalar, Sequence, Vaulted, plain
-from .problems import KeyPath, dotted, printable
+from .problems import HIDDEN, KeyPath, dotted, is_secret, printable
 from .scalars import read_scalar
 
 REMOVED: Final = object()
-HIDDEN = "(vaulted)"
+VAULTED = "(vaulted)"
 INDENT = 2
 _BARE = re.compile(r"[A-Za-z0-9_./][A-Za-z0-9_./:@+-]*(?<!:)")
 
@@ -198,16 +198,22 @@ def scalar(value: Any, style: str = "") -> str:
     return text if read_scalar(text) == (value, None) else f"{value:f}"
 
 
-def for_people(value: Any) -> str:
-    """A value as YAML on one line, for messages: no vaulted text, nothing that a terminal would act on."""
-    return printable(scalar(_unvaulted(value)).replace(f'"{HIDDEN}"', HIDDEN))
+def for_people(value: Any, path: KeyPath = ()) -> str:
+    """A value as YAML on one line, for messages: no password, no vaulted text, nothing that a terminal would act on.
+
+    path: where it is written.
+    """
+    text = scalar(_without_secrets(value, is_secret(*path)))
+    for mark in (VAULTED, HIDDEN):
+        text = text.replace(f'"{mark}"', mark)
+    return printable(text)
 
 
-def _unvaulted(value: Any) -> Any:
+def _without_secrets(value: Any, secret: bool) -> Any:
+    if isinstance(value, Vaulted):
+        return VAULTED
     if isinstance(value, dict):
-        return {key: _unvaulted(inner) for key, inner in value.items()}
-    return (
-        [_unvaulted(inner) for inner in value]
-        if isinstance(value, list)
-        else (HIDDEN if isinstance(value, Vaulted) else value)
-    )
+        return {key: _without_secrets(inner, secret or is_secret(key)) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_without_secrets(inner, secret) for inner in value]
+    return HIDDEN if secret and value is not None else value

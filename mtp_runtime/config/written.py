@@ -34,7 +34,7 @@ def changed_keys(old: Files, new: Files) -> list[KeyChange]:
             there = other is not None
             line = (after if there else before)[1].get(key, 0)
             file = (new if there else old).shown(section)
-            found.append(KeyChange(key, file, line, _text(one), _text(other)))
+            found.append(KeyChange(key, file, line, _text(one, key), _text(other, key)))
     return found
 
 
@@ -65,8 +65,8 @@ def _leaves(value: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _text(found: Any) -> str | None:
-    return None if found is None else for_people(_values(found))
+def _text(found: Any, key: str) -> str | None:
+    return None if found is None else for_people(_values(found), (key,))
 
 
 def _values(found: Any) -> Any:

@@ -26,6 +26,7 @@ OVERLAP = "serving.prefill.additional_config.multistream_overlap_shared_expert"
 RECOMPUTE = "additional_config.recompute_scheduler_enable"
 BALANCE = "additional_config.enable_balance_scheduling"
 FINE = "serving.decode.additional_config.finegrained_tp_config"
+FINE_P = "serving.prefill.additional_config.finegrained_tp_config"
 CAPTURE = "serving.decode.compilation_config.cudagraph_capture_sizes"
 CAPTURE_MAX = "serving.decode.compilation_config.max_cudagraph_capture_size"
 
@@ -220,6 +221,28 @@ CASES = (
     Case(
         "R10",
         "a3",
+        f"{FINE}.mlp_tensor_parallel_size",
+        {f"{FINE}.mlp_tensor_parallel_size": 5},
+        {f"{FINE}.mlp_tensor_parallel_size": 4, f"{FINE}.embedding_tensor_parallel_size": 4},
+    ),
+    Case(
+        "R10",
+        "a3",
+        f"{FINE}.oproj_tensor_parallel_size",
+        {f"{FINE}.oproj_tensor_parallel_size": 4, RECOMPUTE_D: False, "mtp.padding": "auto"},
+        {f"{FINE}.oproj_tensor_parallel_size": 0, RECOMPUTE_D: False, "mtp.padding": "auto"},
+    ),
+    Case(
+        "R10",
+        "a3",
+        f"{FINE_P}.embedding_tensor_parallel_size",
+        {f"{FINE_P}.embedding_tensor_parallel_size": 2},
+        # The engine asks for it from 0.23.0 on only.
+        {f"{FINE_P}.embedding_tensor_parallel_size": 2, "topology.release": "0.18.0"},
+    ),
+    Case(
+        "R10",
+        "a3",
         f"{FINE}.oproj_tensor_parallel_size",
         {f"{FINE}.oproj_tensor_parallel_size": 4, MODE: "eager"},
         {f"{FINE}.oproj_tensor_parallel_size": 4},
@@ -231,6 +254,7 @@ CASES = (
         {OVERLAP: True, "serving.prefill.additional_config.enable_shared_expert_dp": False},
         {OVERLAP: True},
     ),
+    Case("R11", "a3", OVERLAP, {OVERLAP: True, "topology.expert_parallel": False}),
     Case("R15", "a3", MEMORY, {MEMORY: 0.97}, {MEMORY: 0.96}),
     Case("R15", "a3", MEMORY, {MEMORY: 0.97, "mtp.enabled": False}, {MEMORY: 0.97, "mtp.method": "ngram"}),
     Case("R15", "a3", MEMORY, {MEMORY: 0.95, HCCL: 1200}, {MEMORY: 0.94, HCCL: 1200}),
@@ -545,4 +569,5 @@ WARNED = (
     Case("W01", "local", K, {K: 2}, {K: 1}),
     Case("W02", "local", K, {K: 3}, {K: 3, "mtp.enabled": False}),
     Case("W03", "a3", "mtp.padding", {**SLACK_A3, CAPTURE: [86]}, {"mtp.padding": "auto"}),
+    Case("W04", "a3", "topology.release", {"topology.release": "0.18.0"}, {"topology.release": "0.23.0"}),
 )

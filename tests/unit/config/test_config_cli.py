@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -85,6 +86,19 @@ def test_render_says_which_verification_runs_and_why(copy: MakeCopy) -> None:
     found = copy("local").edit({"mtp.draft_sampling": "probabilistic", "mtp.num_speculative_tokens": 2})
     shown = mtpctl("render", "local", "--inventories", str(found.root)).stdout
     assert "verification: block (auto: with draft probabilities and K = 2" in shown
+
+
+@pytest.mark.parametrize("name", ["local", "a3"])
+def test_render_shows_environment_and_command_lines_to_copy(name: str) -> None:
+    """A shell reads back from each line what the plan has."""
+    plan, shown = api.plan(name), mtpctl("render", name).stdout.splitlines()
+    for rank in plan["ranks"]:
+        at = next(n for n, line in enumerate(shown) if line.startswith(f"{rank['name']} on {rank['host']}, "))
+        assert rank["url"] in shown[at] and f"K = {rank['k']}" in shown[at]
+        assert shlex.split(shown[at + 1]) == [f"{key}={value}" for key, value in rank["env"].items()]
+        assert shlex.split(shown[at + 2]) == rank["argv"]
+    router = next(n for n, line in enumerate(shown) if line.startswith("router on "))
+    assert shlex.split(shown[router + 1]) == plan["router"]["argv"]
 
 
 def test_render_says_which_padding_and_graphs_and_why(copy: MakeCopy) -> None:

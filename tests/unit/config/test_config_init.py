@@ -48,6 +48,14 @@ def test_a_copy_of_every_inventory_passes_its_check(source: str, root: Path) -> 
         assert one["value"] in line and one["key"].rsplit(".", 1)[1] in line, one
 
 
+def test_what_only_its_owner_may_read_stays_so(root: Path) -> None:
+    """hosts.yml may hold passwords."""
+    (root / "a3/hosts.yml").chmod(0o600)
+    assert init(root, "prod", "--from", "a3").exit_code == 0
+    assert (root / "prod/hosts.yml").stat().st_mode & 0o777 == 0o600
+    assert (root / "prod/group_vars/all/mtp.yml").stat().st_mode & 0o777 == 0o644
+
+
 def test_what_to_edit_in_a_copy_of_a3(root: Path) -> None:
     result = init(root, "prod", "--from", "a3")
     assert result.exit_code == 0, result.stderr

@@ -338,7 +338,13 @@ def test_thousands_of_problems_are_not_printed(copy: MakeCopy) -> None:
 # Vaulted values: only Ansible can read them.
 
 
-@pytest.mark.parametrize("key", ["ansible_user", "ansible_ssh_private_key_file", "ansible_port", "ansible_become"])
+@pytest.mark.parametrize(
+    "key",
+    [
+        *("ansible_password", "ansible_become_password", "ansible_user", "ansible_ssh_private_key_file"),
+        *("ansible_port", "ansible_become"),
+    ],
+)
 def test_a_vaulted_login_changes_nothing(key: str, copy: MakeCopy) -> None:
     found = change(copy("a3"), "hosts", "      nic: eth0\n", f"      nic: eth0\n      {key}: {VAULT}")
     where = ("--inventories", str(found.root))
@@ -395,7 +401,7 @@ def test_what_the_plan_needs_cannot_be_vaulted(section: str, old: str, key: str,
     ],
 )
 def test_a_wrong_vault_is_refused_without_showing_it(value: str, said: str, copy: MakeCopy) -> None:
-    key = "ansible_password" if value == VAULT else "ansible_user"
+    key = "ansible_pass" if value == VAULT else "ansible_user"
     found = change(copy("a3"), "hosts", "      nic: eth0\n", f"      nic: eth0\n      {key}: {value}")
     for words in ((), ("--json",)):
         result = checked(found, *words)
