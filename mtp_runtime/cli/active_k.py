@@ -44,9 +44,9 @@ class Outcome:
         return {"cluster": cluster, "ok": not (self.refused or self.failed), **asdict(self)}
 
 
-def read(deployed: Deployed) -> Outcome:
+def read(deployed: Deployed, timeout_s: float = TIMEOUT_S) -> Outcome:
     """Asks every rank."""
-    ranks = tuple(_ask(engine, deployed.key()) for engine in deployed.plan.decoding)
+    ranks = tuple(_ask(engine, deployed.key(), timeout_s=timeout_s) for engine in deployed.plan.decoding)
     return Outcome(ranks, failed=_troubles(ranks))
 
 
@@ -76,10 +76,10 @@ def _undo(deployed: Deployed, changed: Sequence[Engine], before: Sequence[Rank],
     return Outcome((*back, *before[len(back) :]), failed=f"{broken.instance}: {broken.trouble}; {result}")
 
 
-def _ask(engine: Engine, key: str, wanted: int | None = None) -> Rank:
+def _ask(engine: Engine, key: str, wanted: int | None = None, timeout_s: float = TIMEOUT_S) -> Rank:
     """Reads, or sets, the K of one rank."""
     body = None if wanted is None else {"active_k": wanted}
-    answer = call(engine.url + PATH, key, body, TIMEOUT_S)
+    answer = call(engine.url + PATH, key, body, timeout_s)
     if answer.status == MTP_OFF:
         return Rank(engine.instance)
     try:

@@ -38,6 +38,11 @@ class Deployed:
         model = json.loads(path.read_text(encoding="utf-8"))["model"]
         return cls(folder, read_plan(path), model["name"], Path(model["path"]))
 
+    @staticmethod
+    def names() -> list[str]:
+        """Clusters deployed on this machine."""
+        return sorted(plan.parent.name for plan in (repository() / ".local" / "clusters").glob("*/plan.json"))
+
     @property
     def key_file(self) -> Path:
         return self.folder / "secrets" / "api_key"

@@ -23,6 +23,8 @@ from mtp_runtime.metrics.plan import PlanError
 # Ansible shows this output too: no colours and a fixed width where it is no terminal.
 out = Console(width=None if Console().is_terminal else 110)
 BAD_INPUT, RED = 2, 1
+# As long as `status` waits for one answer.
+HEALTH_S = 5.0
 app.command()(new.init)
 app.command("set")(change.set_values)
 app.command()(difference.diff)
@@ -72,7 +74,11 @@ def _print_report(report: canaries.Report, deployed: Deployed) -> None:
 
 @app.command()
 def status(clusters: Annotated[list[str] | None, typer.Argument(metavar="[CLUSTER]...")] = None) -> None:
-    """Shows the programs of each cluster, their health and the MTP state. Exit code 1 when one is not healthy."""
+    """Shows the programs of each cluster (all deployed ones), their health and the MTP state.
+
+    Exit code 1 when one is not healthy.
+    """
+    clusters = clusters or Deployed.names()
     if not clusters:
         out.print("no cluster is deployed here; start with make deploy CLUSTER=local")
         return
@@ -98,9 +104,9 @@ def _print_status(deployed: Deployed, programs: list[dict[str, object]]) -> bool
     for program in programs:
         name = str(program["name"])
         if name == "front":
-            answer = canaries.call(f"http://{plan.front}/readiness", deployed.key(), timeout_s=5)
+            answer = canaries.call(f"http://{plan.front}/readiness", deployed.key(), timeout_s=HEALTH_S)
         elif name in urls:
-            answer = canaries.call(urls[name], None, timeout_s=5)
+            answer = canaries.call(urls[name], None, timeout_s=HEALTH_S)
         else:
             answer = None
         well = program["statename"] == "RUNNING" and (answer is None or answer.status == 200)
@@ -108,9 +114,18 @@ def _print_status(deployed: Deployed, programs: list[dict[str, object]]) -> bool
         table.add_row(name, str(program["statename"]), health, str(program["description"]))
         sick |= not well
     out.print(table)
-    state = f"on, K = {plan.k}" if plan.mtp_enabled else "off"
-    out.print(f"MTP {state}; last canary: {_last_canary(deployed.folder)}", highlight=False)
+    state = f"on, K = {plan.k}, active K = {_active_k(deployed)}" if plan.mtp_enabled else "off"
+    out.print(Text(f"MTP {state}; last canary: {_last_canary(deployed.folder)}"), soft_wrap=True)
     return sick
+
+
+def _active_k(deployed: Deployed) -> str:
+    """How many of the loaded drafts the running servers make; by rank where they differ."""
+    ranks = drafts.read(deployed, HEALTH_S).ranks
+    found = [(rank.instance, "?" if rank.trouble else str(rank.active_k)) for rank in ranks]
+    if len({active for _, active in found}) == 1:
+        return found[0][1]
+    return ", ".join(f"{active} on {instance}" for instance, active in found)
 
 
 def _last_canary(folder: Path) -> str:

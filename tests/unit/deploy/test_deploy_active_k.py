@@ -207,3 +207,20 @@ def test_a_rank_that_cannot_be_set_back_is_named(cluster: Cluster) -> None:
     result = mtpctl("0")
     assert result.exit_code == 1
     assert "not set back: decode-0, decode-1" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("active", "said"),
+    [((2, 2), "active K = 2;"), ((0, 3), "active K = 0 on decode-0, 3 on decode-1;")],
+)
+def test_status_says_how_many_drafts_the_running_servers_make(
+    active: tuple[int, int], said: str, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Deployed, "programs", lambda self: [])
+    monkeypatch.setattr(Deployed, "names", lambda: ["local"])
+    ranks = cluster(*(Server(k, 3) for k in active))
+    assert f"MTP on, K = 3, {said}" in CliRunner().invoke(main.app, ["status"]).stdout
+    ranks[1].shutdown()
+    ranks[1].server_close()
+    shown = CliRunner().invoke(main.app, ["status", "local"]).stdout
+    assert f"MTP on, K = 3, active K = {active[0]} on decode-0, ? on decode-1;" in shown
