@@ -26,6 +26,7 @@ VENV := .venv
 LOCAL := .local
 BIN := $(ROOT)/$(VENV)/bin
 ENGINE_PYTHON := $(ROOT)/$(LOCAL)/engine/bin/python
+CONFORMANCE_PYTHON := $(ROOT)/$(LOCAL)/conformance/bin/python
 CLUSTERS := $(notdir $(patsubst %/,%,$(wildcard $(INVENTORIES)/*/)))
 DEPLOYED = $(notdir $(patsubst %/,%,$(wildcard $(LOCAL)/clusters/*/)))
 
@@ -182,6 +183,11 @@ test-full: engine ## the combinations of modes and K that test-engine leaves out
 	@$(call say,'engine tests: the full matrix')
 	@$(ENGINE_PYTHON) -m pytest tests/engine -m full $(PYTEST_ARGS)
 
+.PHONY: test-conformance
+test-conformance: conformance ## the Ascend adapter against the real vllm-ascend and torch_npu, without an NPU
+	@$(call say,'conformance tests')
+	@$(CONFORMANCE_PYTHON) -m pytest tests/conformance $(PYTEST_ARGS)
+
 .PHONY: test-live
 test-live: venv ## tests on a running stack (deploys CLUSTER=local, destroys it)
 	@$(call say,'live tests')
@@ -236,6 +242,10 @@ some-venv: $(if $(wildcard $(VENV)/.stamp),,venv)
 .PHONY: engine
 engine: venv ## the engine environment (.local/engine)
 	@cd ansible && $(BIN)/ansible-playbook engine-env.yml
+
+.PHONY: conformance
+conformance: venv ## the environment of the conformance tests (.local/conformance; MTP_CACHE=folder keeps its build)
+	@$(BIN)/python tests/conformance/environment/make_env.py
 
 # Guards: one clear line instead of a stack of errors.
 .PHONY: need-cluster need-k one-deployed
