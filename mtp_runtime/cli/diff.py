@@ -72,7 +72,7 @@ def _earlier(cluster: str, revision: str, root: Path | None) -> tuple[dict[str, 
         message = f"the inventory of {revision} does not pass the check of this version:"
         remedy = "compare with a later revision, or with what is deployed (--deployed)"
         raise ConfigError([Problem("C04", HERE, "REV", message, remedy), *error.problems]) from None
-    keys = changed_keys(files, on_disk((root or api.inventories()) / cluster))
+    keys = changed_keys(files, on_disk(api.folder(cluster, root)))
     return plan, keys, revision if commit.startswith(revision) else f"{revision} ({commit})"
 
 

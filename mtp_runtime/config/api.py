@@ -31,13 +31,23 @@ def inventories() -> Path:
     return repository() / "ansible" / "inventories"
 
 
+def folder(name: str, root: Path | None = None) -> Path:
+    """The folder of an inventory, which may not be there. Errors: ConfigError for what names no folder in root."""
+    single = name.rstrip("/")
+    if not single or single in (".", "..") or Path(single).name != single:
+        message = f"{name[:100]!r} names no inventory: they lie in one folder and have no path."
+        remedy = "name one of them, as in mtpctl check local; another folder of inventories: --inventories"
+        raise ConfigError([Problem("C03", "command line", "CLUSTER", message, remedy)])
+    return (root or inventories()) / single
+
+
 def check(name: str, root: Path | None = None, overrides: dict[str, str] | None = None) -> Checked:
     """A cluster's files, read and checked. Errors: ConfigError with every problem.
 
     root: the folder of inventories; overrides: section -> text to take instead of its file. The weights' config.json is
     looked at where it can be read.
     """
-    return check_files(on_disk((root or inventories()) / name, overrides))
+    return check_files(on_disk(folder(name, root), overrides))
 
 
 def check_files(files: Files) -> Checked:

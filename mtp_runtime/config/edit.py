@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .api import Checked, check, inventories, load_checked
+from .api import Checked, check, folder, load_checked
 from .assign import Assignment
 from .document import parse
 from .files import NAMES, Files, on_disk
@@ -34,7 +34,7 @@ def check_with_k(name: str, k: int | None, root: Path | None = None) -> Checked:
     """The cluster as it would be with another K, which is written nowhere; None: as it is. Errors: ConfigError."""
     if k is None:
         return check(name, root)
-    files = on_disk((root or inventories()) / name)
+    files = on_disk(folder(name, root))
     return check(name, root, {"mtp": _with_k(files, _mtp(name, root), k)})
 
 
@@ -44,21 +44,21 @@ def set_k(name: str, k: int, root: Path | None = None) -> tuple[Cluster, bool]:
     K = 0 sets enabled: false and leaves num_speculative_tokens, so that switching on again finds the old value.
     Errors: ConfigError, before anything is written, when the new file would break a rule.
     """
-    folder = (root or inventories()) / name
-    files = on_disk(folder)
-    with locked(folder):
+    place = folder(name, root)
+    files = on_disk(place)
+    with locked(place):
         old = _mtp(name, root)
         new = _with_k(files, old, k)
         cluster = load_checked(name, root, {"mtp": new})
-        _write(folder, {"mtp": (old, new)})
+        _write(place, {"mtp": (old, new)})
     return cluster, new != old
 
 
 def _mtp(name: str, root: Path | None) -> str:
     """mtp.yml. The files must be readable and typed, but may break a rule: setting K may be what repairs them."""
-    folder = (root or inventories()) / name
-    load(folder)
-    return read_text(on_disk(folder), "mtp")
+    place = folder(name, root)
+    load(place)
+    return read_text(on_disk(place), "mtp")
 
 
 def _with_k(files: Files, text: str, k: int) -> str:
@@ -80,9 +80,9 @@ def set_values(name: str, words: list[str], root: Path | None = None) -> tuple[C
     Errors: ConfigError, with nothing written, for words that are no assignment, for keys that do not exist and when the
     result would break a rule; the files may break rules before it.
     """
-    folder = (root or inventories()) / name
-    files = on_disk(folder)
-    with locked(folder):
+    place = folder(name, root)
+    files = on_disk(place)
+    with locked(place):
         texts, data = _texts(files)
         assignments = Assignment.parse_all(words, data)
         new, problems = dict(texts), []
@@ -98,7 +98,7 @@ def set_values(name: str, words: list[str], root: Path | None = None) -> tuple[C
             raise ConfigError(problems)
         changed = {section: text for section, text in new.items() if text != texts[section]}
         found = check(name, root, changed)
-        _write(folder, {section: (texts[section], text) for section, text in changed.items()})
+        _write(place, {section: (texts[section], text) for section, text in changed.items()})
     changes = [_change(files, one, data, texts, new) for one in assignments]
     return found, [one for one in changes if one.old != one.new]
 
@@ -142,10 +142,10 @@ def _unplaceable(files: Files, section: str, key: str, error: Unplaceable) -> Pr
     return Problem("C06", files.shown(section), key, f"{error.reason}.", BY_HAND, error.line)
 
 
-def _write(folder: Path, texts: dict[str, tuple[str, str]]) -> None:
+def _write(place: Path, texts: dict[str, tuple[str, str]]) -> None:
     """section -> (old text, new text), those that differ."""
     changes = {
-        folder / NAMES[section]: (old.encode("utf-8"), new.encode("utf-8"))
+        place / NAMES[section]: (old.encode("utf-8"), new.encode("utf-8"))
         for section, (old, new) in texts.items()
         if new != old
     }

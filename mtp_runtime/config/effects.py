@@ -51,14 +51,15 @@ def _programs(impact: Impact) -> Iterator[str]:
 def _drafts(impact: Impact, new: dict[str, Any], rate: float, rate_from: str) -> Iterator[str]:
     found = {one.name: one for one in impact.settings}
     if "MTP" in found:
-        why = "prefill and decode alike: the KV of the drafter's layer is handed over too"
-        yield f"MTP goes {found['MTP'].new} on every rank, {why}."
+        handed_over = any(rank["role"] == "prefill" for rank in new["ranks"])
+        why = ", prefill and decode alike: the KV of the drafter's layer is handed over too" * handed_over
+        yield f"MTP goes {found['MTP'].new} on every rank{why}."
     if "K" not in found:
         return
     old_k, k = int(found["K"].old or 0), int(found["K"].new or 0)
     yield (
         f"K {old_k} -> {k}: a request verifies {k + 1} token{'s' * (k > 0)} a step instead of {old_k + 1} "
-        f"({k - old_k:+d}), and the drafter runs {k} times instead of {old_k}."
+        f"({k - old_k:+d}), and the drafter runs {k} time{'s' * (k != 1)} instead of {old_k}."
     )
     before, after = expected_length(rate, old_k), expected_length(rate, k)
     deeper = "; deeper drafts are accepted less often, so it is less" if k > 1 else ""

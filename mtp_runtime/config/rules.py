@@ -19,7 +19,7 @@ from .schema import Cluster
 from .values import value_at
 
 FILE_RULES = tuple(
-    Rule(id, name, message, "schema.py", REMEDIES[id], "files")
+    Rule(id, name, message, "docs/configuration.md", REMEDIES[id], "files")
     for id, name, message in (
         ("C01", "unknown-key", "every key and file of an inventory is known"),
         ("C02", "wrong-type", "every value has the type of its key; nothing is converted"),

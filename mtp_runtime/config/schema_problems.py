@@ -16,7 +16,7 @@ REMEDIES = {
     "C01": "remove the key or correct its spelling",
     "C02": "write a value of the type named in the message (booleans: true or false; no quotes around numbers)",
     "C03": "choose a value inside the stated limits",
-    "C04": "restore the file; `mtpctl check` lists what an inventory needs",
+    "C04": "restore the file, or start a new inventory: mtpctl init NAME --from CLUSTER",
     "C05": "keep one of the two",
     "C06": "correct the YAML at that line",
     "C07": "add the key",

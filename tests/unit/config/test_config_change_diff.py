@@ -118,6 +118,25 @@ def test_k_from_1_to_3(committed: MakeCopy) -> None:
     assert "expected acceptance length 1.90 -> 3.44" in diff(found, "--acceptance", "0.9").stdout
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("local", "MTP goes off on every rank, prefill and decode alike: the KV of the drafter's layer"),
+        ("local-single", "MTP goes off on every rank."),
+    ],
+)
+def test_switching_off_names_the_roles_there_are(name: str, said: str, copy: MakeCopy) -> None:
+    found = copy(name)
+    commit(found)
+    assert said in diff(found.edit({"mtp.enabled": False})).stdout
+
+
+def test_one_drafter_run_is_one_time(copy: MakeCopy) -> None:
+    found = copy("local").edit({K: 2})
+    commit(found)
+    assert "the drafter runs 1 time instead of 2." in diff(found.edit({K: 1})).stdout
+
+
 def test_mtp_off_restarts_both_sides(committed: MakeCopy) -> None:
     found = committed("local").edit({"mtp.enabled": False})
     told = answer(found)

@@ -82,6 +82,34 @@ def test_shipped_inventories_pass(name: str) -> None:
     assert json.loads(answer.stdout)["cluster"] == name
 
 
+@pytest.mark.parametrize("name", ["", ".", "..", "/", "/etc", "../local", "a3/group_vars", "local/.."])
+@pytest.mark.parametrize("command", [("check",), ("set", "mtp.num_speculative_tokens=1"), ("diff",), ("offline",)])
+def test_a_path_is_no_cluster(name: str, command: tuple[str, ...], copy: MakeCopy) -> None:
+    found = copy("local")
+    result = mtpctl(command[0], name, *command[1:], "--inventories", str(found.root))
+    assert (result.exit_code, f"{name!r} names no inventory" in result.stderr) == (2, True), result.output
+
+
+def test_a_folder_as_shells_complete_it_is_one(copy: MakeCopy) -> None:
+    found = copy("local")
+    assert "rules hold" in mtpctl("check", "local/", "--inventories", str(found.root)).stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("mtp:\n", "mtp: Input should be keys with their values, found null."),
+        ("mtp: [1]\n", "mtp: Input should be keys with their values, found [1]."),
+        ("mtp:\n  enabled: 1\n  method: mtp\n", "mtp.enabled: Input should be a valid boolean, found 1."),
+        ("mtp:\n  enabled: true\n  method: false\n", "mtp.method: Input should be a valid string, found false."),
+    ],
+)
+def test_wrong_types_are_named_in_words_of_the_files(text: str, said: str, copy: MakeCopy) -> None:
+    found = copy("local")
+    found.file("mtp").write_text(text)
+    assert said in mtpctl("check", "local", "--inventories", str(found.root)).stderr
+
+
 def test_render_says_which_verification_runs_and_why(copy: MakeCopy) -> None:
     found = copy("local").edit({"mtp.draft_sampling": "probabilistic", "mtp.num_speculative_tokens": 2})
     shown = mtpctl("render", "local", "--inventories", str(found.root)).stdout
