@@ -55,6 +55,9 @@ PLUGIN_GRAPH_EAGER_STEPS: Final = "mtp_runtime_graph_eager_steps_total"  # decod
 PLUGIN_ACTIVE_K: Final = "mtp_runtime_active_k"  # drafts a request gets each step
 PLUGIN_LOADED_K: Final = "mtp_runtime_loaded_k"  # the K that the server was started with
 
+# Gauge on the Ascend engines: 1 or 0, label: patch. Absent means that the plugin found nothing to do.
+PATCH_ACTIVE: Final = "mtp_patch_active"
+
 # --- vllm-router ----------------------------------------------------------------------------------------------------
 ROUTER_REQUESTS: Final = "vllm_router_requests_total"
 ROUTER_PD_REQUESTS: Final = "vllm_router_pd_requests_total"

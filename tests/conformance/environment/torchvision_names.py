@@ -2,6 +2,7 @@
 
 vLLM's model runner imports it for images, which no test here has.
 """
+
 import sys
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec

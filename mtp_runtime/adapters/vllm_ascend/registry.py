@@ -1,0 +1,7 @@
+"""Every patch of vllm-ascend. One list: the entry point, the tests and the docs read it."""
+
+from __future__ import annotations
+
+from mtp_runtime.adapters.vllm_ascend.patches import Patch
+
+PATCHES: tuple[Patch, ...] = ()
