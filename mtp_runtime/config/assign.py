@@ -92,12 +92,23 @@ def _path(key: str, data: dict[str, Any]) -> tuple[str, KeyPath]:
     if whole in known:
         return "hosts", (*parts[:at], whole)
     if name not in known:
-        near = get_close_matches(name or whole, known, n=1)
-        message = f"there is no host {printable(name or whole)}; " + (
-            f"did you mean {near[0]}?" if near else f"hosts there: {', '.join(known) or 'none'}."
-        )
+        near, group = get_close_matches(name or whole, known, n=1), _group_with(name or whole, data["hosts"])
+        hint = f"did you mean {near[0]}?" if near else f"hosts there: {', '.join(known) or 'none'}."
+        hint = f"did you mean all.children.{group}.hosts?" if group else hint
+        message = f"there is no host {printable(name or whole)} in {'.'.join(parts[:at])}; {hint}"
         raise _Unusable("C01", key, message, "write a new host into hosts.yml itself, and into its groups")
     return "hosts", (*parts[:at], name, parts[-1])
+
+
+def _group_with(host: str, hosts: Any) -> str | None:
+    """The first group that lists a host; None where none does. hosts: the data of hosts.yml, whatever it is."""
+    for part in ("all", "children"):
+        hosts = hosts.get(part) if isinstance(hosts, dict) else None
+    groups = hosts.items() if isinstance(hosts, dict) else ()
+    for name, group in groups:
+        if isinstance(group, dict) and isinstance(group.get("hosts"), dict) and host in group["hosts"]:
+            return str(name)
+    return None
 
 
 def _unknown(key: str) -> str:

@@ -177,13 +177,20 @@ def shared_expert_overlap(cluster: Cluster, ranks: list[Rank]) -> Iterator[Findi
             yield Finding(key, message)
 
 
-def dsa_cp(cluster: Cluster, ranks: list[Rank]) -> Iterator[Finding]:
+def flashcomm1(cluster: Cluster, ranks: list[Rank]) -> Iterator[Finding]:
     """R47."""
     for role in cluster.active_roles():
-        config = cluster.role_serving(role).additional_config
-        if config and config.enable_dsa_cp and not config.enable_flashcomm1:
+        config, topology = cluster.role_serving(role).additional_config, cluster.role_topology(role)
+        if config is None or topology is None:
+            continue
+        if config.enable_dsa_cp and not config.enable_flashcomm1:
             key = serving_key(cluster, role, "additional_config", "enable_dsa_cp")
             yield Finding(key, f"enable_dsa_cp of {role} without enable_flashcomm1.")
+        key = serving_key(cluster, role, "additional_config", "enable_flashcomm1")
+        if config.enable_flashcomm1 and topology.tp == 1:
+            yield Finding(key, f"enable_flashcomm1 of {role}, which has tp 1.")
+        elif config.enable_flashcomm1 and cluster.model.moe and not cluster.topology.expert_parallel:
+            yield Finding(key, f"enable_flashcomm1 of {role} with a model with experts and without expert_parallel.")
 
 
 def method(cluster: Cluster, ranks: list[Rank]) -> Iterator[Finding]:
@@ -262,6 +269,8 @@ def groups(cluster: Cluster, ranks: list[Rank]) -> Iterator[Finding]:
             yield Finding(("topology", role), f"group {role} has hosts, but topology.{role} is missing.")
         if layout is not None and not hosts:
             yield Finding(("hosts", "all", "children", role), f"topology.{role} is set, but group {role} has no hosts.")
+        if getattr(cluster.serving, role) is not None and layout is None and not hosts:
+            yield Finding(("serving", role), f"serving.{role} has settings, but nothing runs {role}.")
     for group in ("router", "monitoring"):
         count = len(cluster.host_names(group))
         if count != 1:

@@ -112,9 +112,13 @@ def padded_drafter(cluster: Cluster, ranks: list[Rank]) -> Iterator[Finding]:
     if not (cluster.mtp.enabled and cluster.mtp.disable_padded_drafter_batch):
         return
     for role in cluster.active_roles():
-        if graph_mode(cluster, role) == "full":
-            key = ("mtp", "disable_padded_drafter_batch")
+        mode, key = graph_mode(cluster, role), ("mtp", "disable_padded_drafter_batch")
+        if mode == "full":
             yield Finding(key, f"disable_padded_drafter_batch together with a full graph on {role}.")
+        elif mode is None:
+            yield Finding(
+                key, f"disable_padded_drafter_batch, and {role} states no graph_mode: the engine's has a full graph."
+            )
 
 
 def slack_possible(cluster: Cluster, ranks: list[Rank]) -> Iterator[Finding]:

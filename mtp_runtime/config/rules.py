@@ -174,9 +174,9 @@ SERVING_RULES = (
     Rule(
         "R17",
         "padded-drafter",
-        "disable_padded_drafter_batch is refused with a full graph",
+        "disable_padded_drafter_batch is refused with a full graph; vllm-ascend takes one where no mode is stated",
         "vllm-ascend#11338",
-        "remove disable_padded_drafter_batch, or use graph_mode piecewise or eager on D",
+        "remove disable_padded_drafter_batch, or set graph_mode piecewise or eager on the role that the message names",
         check=graph_checks.padded_drafter,
     ),
     Rule(
@@ -231,7 +231,8 @@ SERVING_RULES = (
     Rule(
         "R32",
         "groups",
-        "a role has hosts and a layout in topology.yml or neither; router and monitoring have one host each",
+        "a role has hosts and a layout in topology.yml or neither, and settings in serving.yml only if it has them; "
+        "router and monitoring have one host each",
         "ours",
         "list hosts in the group, or remove the role",
         check=checks.groups,
@@ -355,11 +356,11 @@ SERVING_RULES = (
     ),
     Rule(
         "R47",
-        "dsa-cp",
-        "enable_dsa_cp needs enable_flashcomm1",
-        "vllm-ascend additional_config.md",
-        "add enable_flashcomm1: true, or remove enable_dsa_cp",
-        check=checks.dsa_cp,
+        "flashcomm1",
+        "enable_dsa_cp needs enable_flashcomm1; enable_flashcomm1 needs tp above 1, and expert_parallel with experts",
+        "vllm-ascend additional_config.md; platform.py of 0.23.0",
+        "set what the message names, or remove the key",
+        check=checks.flashcomm1,
     ),
 )
 WARNINGS = (

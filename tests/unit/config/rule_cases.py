@@ -30,6 +30,7 @@ FINE_P = "serving.prefill.additional_config.finegrained_tp_config"
 CAPTURE = "serving.decode.compilation_config.cudagraph_capture_sizes"
 CAPTURE_MAX = "serving.decode.compilation_config.max_cudagraph_capture_size"
 
+FLASHCOMM1_D = "serving.decode.additional_config.enable_flashcomm1"
 MAX_SEQS = "serving.decode.max_num_seqs"
 MODE = "serving.decode.graph_mode"
 EAGER = "serving.decode.enforce_eager"
@@ -280,6 +281,13 @@ CASES = (
         {"mtp.disable_padded_drafter_batch": True, MODE: None, CUDAGRAPH: "FULL"},
         {"mtp.disable_padded_drafter_batch": True, MODE: None, CUDAGRAPH: "FULL", EAGER: True},
     ),
+    Case(
+        "R17",
+        "a3-single",
+        "mtp.disable_padded_drafter_batch",
+        {"mtp.disable_padded_drafter_batch": True, "serving.graph_mode": None},
+        {"mtp.disable_padded_drafter_batch": True, "serving.graph_mode": "piecewise"},
+    ),
     Case("R17", "local", "mtp.disable_padded_drafter_batch", {"mtp.disable_padded_drafter_batch": True, MODE: "full"}),
     Case("R18", "seed-online", SCHEDULER, {"topology.release": "0.9.1", SCHEDULER: True}, {SCHEDULER: True}),
     Case(
@@ -341,6 +349,13 @@ CASES = (
     Case("R32", "local", "topology.decode", {"topology.decode": None}),
     Case("R32", "local", "all.children.decode", {"hosts.all.children.decode": {"hosts": {}}}),
     Case("R32", "local", "all.children.router", {"hosts.all.children.router": None}),
+    Case(
+        "R32",
+        "local-single",
+        "serving.decode",
+        {"serving.decode": {"max_num_seqs": 2}},
+        {"serving.single": {"max_num_seqs": 2}},
+    ),
     Case(
         "R32",
         "local",
@@ -546,6 +561,16 @@ CASES = (
         "serving.prefill.additional_config.enable_dsa_cp",
         {"serving.prefill.additional_config.enable_flashcomm1": False},
         {"serving.prefill.additional_config.enable_dsa_cp": False},
+    ),
+    Case(
+        "R47", "a3", FLASHCOMM1_D, {FLASHCOMM1_D: True}, {"serving.prefill.additional_config.enable_flashcomm1": True}
+    ),
+    Case(
+        "R47",
+        "a3-v31",
+        "serving.prefill.additional_config.enable_flashcomm1",
+        {"topology.expert_parallel": False},
+        {"topology.expert_parallel": False, "serving.prefill.additional_config.enable_flashcomm1": False},
     ),
 )
 

@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 from inventory_copy import DELETE, Copy
+from typer.testing import CliRunner
 
+from mtp_runtime.cli.main import app
 from mtp_runtime.config import api
 from mtp_runtime.config.explain import explain
 from mtp_runtime.config.problems import ConfigError, Problem
@@ -54,6 +56,17 @@ def test_a_host_variable_is_named_where_it_stands(copy: MakeCopy) -> None:
     found.edit({"hosts.all.children.prefill.hosts.p0.kv_port": 36000})
     written = {row.key: row.overridden for row in explain(api.load_checked("a3", found.root))}
     assert written["kv_port of prefill on p0"] == "hosts.yml: all.children.prefill.hosts.p0.kv_port"
+
+
+def test_set_names_the_group_that_a_host_stands_in(copy: MakeCopy) -> None:
+    found = in_groups_only(copy("a3"))
+    where = ("--inventories", str(found.root))
+    refused = CliRunner().invoke(app, ["set", "a3", "all.hosts.d1.kv_port=36300", *where])
+    assert refused.exit_code == 2
+    assert "there is no host d1 in all.hosts; did you mean all.children.decode.hosts?" in refused.stderr
+    both = [f"all.children.decode.hosts.{host}.kv_port=36300" for host in ("d0", "d1")]
+    assert CliRunner().invoke(app, ["set", "a3", *both, *where]).exit_code == 0
+    assert api.load_checked("a3", found.root).host_vars("d1").kv_port == 36300
 
 
 def test_an_override_of_a_host_with_two_roles_is_named_where_it_stands(copy: MakeCopy) -> None:

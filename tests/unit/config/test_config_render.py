@@ -380,6 +380,8 @@ def test_single_a3_node(copy: MakeCopy) -> None:
             "topology.decode": None,
             "topology.single": {"dp": 4, "tp": 4, "port": 7100, "rpc_port": 12321},
             "mtp.num_speculative_tokens": 3,
+            "serving.prefill": None,
+            "serving.decode": None,
             "serving.single": {"max_num_seqs": 16, "max_num_batched_tokens": 4096, "gpu_memory_utilization": 0.92},
             "hosts.all.hosts": {"n0": {"address": "192.0.2.11", "nic": "eth0"}},
             "hosts.all.children": {group: {"hosts": {"n0": None}} for group in ("single", "router", "monitoring")},
