@@ -115,6 +115,8 @@ def _unknown(key: str) -> str:
     """Names the keys that were probably meant, or those of the place."""
     everything = all_keys()
     parts = key.split(".")
+    if parts[0] == "hosts" and type_at(tuple(parts)):  # the file, where a section stands for its own
+        return f"unknown key; did you mean {key.removeprefix('hosts.')}?"
     near = [one for one in everything if one.rsplit(".", 1)[-1] == parts[-1]][:4]
     near += [one for one in get_close_matches(key[:100], everything, n=3) if one not in near]
     if near:

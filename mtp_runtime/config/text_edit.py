@@ -143,7 +143,9 @@ def _insert(text: str, node: Mapping, rest: KeyPath, value: Any) -> str:
         written = f"{scalar(str(rest[0]))}: {scalar(_nested(rest[1:], value))}"
         at = node.end - 1 if last is None else last
         return text[:at] + ("" if last is None else ", ") + written + text[at:]
-    column = node.start - (max(text.rfind("\n", 0, node.start), text.rfind("\r", 0, node.start)) + 1)
+    line_start = max(text.rfind("\n", 0, node.start), text.rfind("\r", 0, node.start)) + 1
+    # With an anchor the mapping starts before its first key.
+    column = next((entry.column for entry in node.own.values()), node.start - line_start)
     end = _line_end(text, node.end)
     return text[:end] + _lines(text, column, rest, value) + text[end:]
 
