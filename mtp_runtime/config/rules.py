@@ -377,7 +377,7 @@ WARNINGS = (
         "W02",
         "layer-reused-deep",
         "the same from K = 3 on, the strong form",
-        "vLLM runs the same layers again for further depths; docs/model.md and docs/measurements.md for the model of this repository",
+        "vLLM runs the same layers again for further depths; docs/model.md, docs/measurements.md",
         "compare TPOT and acceptance with K = 1 on your own requests (make validate), and keep the K that pays",
         "warning",
         warn=checks.layer_reused_deep,
