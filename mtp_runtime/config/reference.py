@@ -1,5 +1,6 @@
 """docs/configuration.md: every key of the cluster files, the release lines, the differences; each from its own list."""
 
+from textwrap import fill
 from typing import Any
 
 from mtp_runtime import releases
@@ -26,8 +27,8 @@ READING = f"""## How the files are read and changed
   `010`, `1_000`, `1e3`, `12:30`, `2026-01-31`. Booleans are `true` and `false`; a number has no quotes (`"1"` is a
   text, and is refused where a number belongs); a key is written once.
 - How Ansible reaches a host may be vaulted (`!vault |`, as `ansible-vault encrypt_string` prints it):
-  {", ".join(f"`{name}`" for name in sorted(MAY_BE_VAULTED))}.
-  What the plan needs must be readable. No command prints a vaulted value.
+{fill(", ".join(f"`{name}`" for name in sorted(MAY_BE_VAULTED)), 118, initial_indent="  ", subsequent_indent="  ")}.
+  What the plan needs must be readable. No command prints a vaulted value, or a password that is written in plain text.
 - `mtpctl set CLUSTER KEY=VALUE...` changes keys (`mtp.num_speculative_tokens=2`, `all.hosts.p0.kv_port=36000`), all or
   none, and leaves every other byte as it is. The value is YAML of the key's type; lists may do without brackets
   (`...capture_sizes=2,4`). `KEY=null` writes null, `KEY=` takes the key out. What breaks a rule is refused.

@@ -84,15 +84,15 @@ def release_keys(cluster: Cluster, ranks: list[Rank]) -> Iterator[Finding]:
         written["mtp", "disable_padded_drafter_batch"] = "disable_padded_drafter_batch"
     for key, name in written.items():
         if not found.has(name):
-            leaf = name.rsplit(".")[-1]
-            yield Finding(key, f"{leaf} is no key of {found.line}; lines that have it: {releases.lines_with(name)}.")
+            shown = name.removeprefix("additional_config.")
+            yield Finding(key, f"{shown} is no key of {found.line}; lines that have it: {releases.lines_with(name)}.")
 
 
 def _written(model: BaseModel, above: str = "") -> Iterator[str]:
-    """Dotted names of everything below a model that has a value, nested ones by their leaves."""
+    """Dotted names of everything below a model that has a value, nested ones by their leaves where there are any."""
     for field in type(model).model_fields:
         value, name = getattr(model, field), f"{above}{field}"
         if isinstance(value, BaseModel):
-            yield from _written(value, f"{name}.")
+            yield from list(_written(value, f"{name}.")) or [name]
         elif value is not None:
             yield name

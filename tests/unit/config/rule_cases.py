@@ -512,7 +512,7 @@ CASES = (
         "a3",
         f"serving.decode.{TORCHAIR}.enabled",
         {f"serving.decode.{TORCHAIR}.enabled": True},
-        {f"serving.decode.{TORCHAIR}.enabled": None},
+        {f"serving.decode.{TORCHAIR}": None},
     ),
     Case(
         "R46",

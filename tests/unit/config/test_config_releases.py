@@ -119,9 +119,17 @@ def test_a_refused_key_names_the_lines_that_have_it(copy: MakeCopy) -> None:
     (problem,) = refused.value.problems
     assert problem.key == "serving.additional_config.torchair_graph_config.graph_batch_sizes"
     assert problem.message == (
-        "graph_batch_sizes is no key of vllm-ascend 0.23.0; lines that have it: "
+        "torchair_graph_config.graph_batch_sizes is no key of vllm-ascend 0.23.0; lines that have it: "
         "vllm-ascend 0.11.0, main-2025-09, main-2025-08, 0.9.1."
     )
+
+
+def test_an_empty_group_of_another_line_is_refused_too(copy: MakeCopy) -> None:
+    """It would be rendered."""
+    place = copy("a3-single").edit({"serving.additional_config.torchair_graph_config": {}})
+    with pytest.raises(ConfigError) as refused:
+        api.plan(place.name, place.root)
+    assert [p.key for p in refused.value.problems] == ["serving.additional_config.torchair_graph_config"]
 
 
 def test_torchair_replaces_the_graph_flags(copy: MakeCopy) -> None:
