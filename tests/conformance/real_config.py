@@ -7,8 +7,10 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 _YARN = {
@@ -95,6 +97,7 @@ MODELS = {"r1": R1, "v3.1": R1, "v3.2": V32, "small": SMALL}
 
 EDGE = {
     "vllm_ascend._build_info.__device_type__": "the wheel is built for A2, an A3 build says A3: set before it is read",
+    "mooncake.engine.TransferEngine": "built for the host it transfers on, and not installed: cannot be made here",
 }
 
 
@@ -119,6 +122,7 @@ def make_config(folder: Path, words: Sequence[str] = ()) -> Any:
     from vllm.usage.usage_lib import UsageContext
 
     fresh()
+    _without_mooncake()
     args = parser().parse_args([str(folder), *words])
     args.model = args.model_tag
     return AsyncEngineArgs.from_cli_args(args).create_engine_config(UsageContext.OPENAI_API_SERVER)
@@ -138,7 +142,21 @@ def fresh() -> None:
     from vllm_ascend.ascend_config import clear_ascend_config
 
     clear_ascend_config()
+    # The device type is a constant of the build, and the wheel's is another one.
     _build_info.__device_type__ = "A3"
     for name in ("_ascend_device_type", "_IS_MOE_MODEL", "_IS_DRAFTER_MOE_MODEL", "_IS_VL_MODEL"):
         assert hasattr(utils, name), name
         setattr(utils, name, None)
+
+
+def _without_mooncake() -> None:
+    """vLLM imports a connector's module to ask its class a question; that module imports the transfer engine."""
+
+    class TransferEngine:
+        def __init__(self) -> None:
+            raise RuntimeError("there is no transfer engine here")
+
+    engine = ModuleType("mooncake.engine")
+    engine.TransferEngine = TransferEngine  # type: ignore[attr-defined]
+    sys.modules.setdefault("mooncake", ModuleType("mooncake"))
+    sys.modules.setdefault("mooncake.engine", engine)
