@@ -7,7 +7,6 @@ gets the same tokens with and without drafts, alone, in any batch and after pree
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import torch
@@ -19,50 +18,7 @@ from mtp_runtime.adapters.vllm_cpu.constraints import GREEDY_BELOW
 from mtp_runtime.adapters.vllm_cpu.steps import deeper, draft_positions, row_positions, sampled
 from mtp_runtime.verify import keyed
 from mtp_runtime.verify.recover import draw
-
-Generators = dict[int, torch.Generator]
-
-
-@cache
-def worker_generator(stream: int, device: torch.device) -> torch.Generator:
-    """This worker's generator for requests without a seed, one a stream (see `verify.keyed`).
-
-    vLLM seeds every worker of a group alike; a generator that one purpose alone draws from stays alike in all of them.
-    Streams must not resemble each other, nor torch's own generator: a draft drawn with the number that later decides
-    about it would be accepted too often.
-    """
-    words = keyed.words(torch.tensor(torch.initial_seed() % (1 << 63)), torch.tensor(0), stream)
-    return torch.Generator(device).manual_seed((int(words[0]) << 31) ^ int(words[1]))
-
-
-def key(generator: torch.Generator) -> int:
-    """The seed as a signed 64-bit number: the same bits as the unsigned one that torch reports."""
-    return (generator.initial_seed() + (1 << 63)) % (1 << 64) - (1 << 63)
-
-
-def keys(generators: Generators, device: torch.device) -> tuple[Tensor, Tensor]:
-    """(requests [S] int64, their seeds [S] int64): which requests have a seed of their own."""
-    requests = torch.tensor(list(generators), dtype=torch.int64, device=device)
-    return requests, torch.tensor([key(g) for g in generators.values()], dtype=torch.int64, device=device)
-
-
-def race_seeded(
-    probs: Tensor, counts: list[int], generators: Generators, positions: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Sample every target row of the requests with a seed.
-
-    probs [R, V], counts drafts of each request (on the host: shapes need no device), positions [R]. Returns (requests
-    [S], their rows [N], the tokens [N]).
-    """
-    requests = torch.tensor(list(generators), dtype=torch.int64, device=probs.device)
-    rows: list[int] = []
-    seeds: list[int] = []
-    for request, generator in generators.items():
-        first = sum(counts[:request]) + request
-        rows += range(first, first + counts[request] + 1)
-        seeds += [key(generator)] * (counts[request] + 1)
-    index, row_keys = (torch.tensor(part, dtype=torch.int64, device=probs.device) for part in (rows, seeds))
-    return requests, index, keyed.race(probs[index], row_keys, positions[index])
+from mtp_runtime.verify.seeded import Generators, keys, worker_generator
 
 
 class KeyedTopKTopP(nn.Module):

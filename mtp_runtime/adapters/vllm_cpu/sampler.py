@@ -13,7 +13,7 @@ from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
 from mtp_runtime.adapters.vllm_cpu.constraints import GREEDY_BELOW, constrain, shape, unconstrained
 from mtp_runtime.adapters.vllm_cpu.counters import Count
-from mtp_runtime.adapters.vllm_cpu.randomness import KeyedTopKTopP, race_seeded, worker_generator
+from mtp_runtime.adapters.vllm_cpu.randomness import KeyedTopKTopP
 from mtp_runtime.adapters.vllm_cpu.settings import InjectedFault, settings
 from mtp_runtime.adapters.vllm_cpu.steps import Step, row_positions, sampled
 from mtp_runtime.choice import choose_method
@@ -25,10 +25,10 @@ from mtp_runtime.verify import (
     Noise,
     Verdict,
     keyed,
-    to_rows,
     verify_exact,
     verify_mixed,
 )
+from mtp_runtime.verify.seeded import enter_seeded, race_seeded, worker_generator
 
 EngineSampler = engine.RejectionSampler
 
@@ -100,7 +100,7 @@ class MtpRejectionSampler(EngineSampler):  # type: ignore[misc, valid-type]
         exact = None if chosen is None else sampling.temperature < GREEDY_BELOW
         if seeded:
             positions = row_positions(metadata.logits_indices)
-            chosen, exact = _enter_seeded(batch, race_seeded(probs, counts, seeded, positions), exact, chosen)
+            chosen, exact = enter_seeded(batch, race_seeded(probs, counts, seeded, positions), exact, chosen)
         if exact is not None and len(seeded) == batch.size:
             return verify_exact(batch, chosen), processed
         noise = Noise.drawn(batch, self._generator)
@@ -152,21 +152,6 @@ class MtpRejectionSampler(EngineSampler):  # type: ignore[misc, valid-type]
             self._placeholders.add(padding)
             self._placeholder_steps.add(int(padding == count > 0))
             start += count
-
-
-def _enter_seeded(
-    batch: DraftBatch,
-    seeded: tuple[Tensor, Tensor, Tensor],
-    greedy: Tensor | None,
-    chosen: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    """(chosen [R], exact [B]) with the tokens of `race_seeded` entered; a greedy request with a seed stays greedy."""
-    requests, rows, tokens = seeded
-    if greedy is None or chosen is None:
-        chosen = tokens.new_zeros(batch.total + batch.size)
-        greedy = torch.zeros(batch.size, dtype=torch.bool, device=tokens.device)
-    kept = torch.where(to_rows(batch, greedy)[rows], chosen[rows].long(), tokens)
-    return chosen.long().index_put_((rows,), kept), greedy.index_fill(0, requests, True)
 
 
 def name_tokens(best: LogprobsTensors, values: Tensor, rows: int, wanted: dict[int, list[int]]) -> LogprobsTensors:
