@@ -136,29 +136,32 @@ def role_keys(cluster: Cluster, ranks: list[Rank]) -> Iterator[Finding]:
 
 def finegrained_tp(cluster: Cluster, ranks: list[Rank]) -> Iterator[Finding]:
     """R10."""
-    release = releases.find(cluster.topology.engine, cluster.topology.release)
     for role in cluster.active_roles():
-        serving, topology = cluster.role_serving(role), cluster.role_topology(role)
-        given = serving.additional_config
-        config = given.finegrained_tp_config if given else None
-        if given is None or config is None or topology is None:
-            continue
-        for name, size in config.model_dump().items():
-            if not size:
-                continue
+        config = cluster.role_serving(role).additional_config
+        sizes = config.finegrained_tp_config.model_dump() if config and config.finegrained_tp_config else {}
+        for name, size in sizes.items():
             key = serving_key(cluster, role, "additional_config", "finegrained_tp_config", name)
-            if not cluster.model.moe:
-                yield Finding(key, f"{name} is for models with experts only.")
-            if topology.dp % size:
-                yield Finding(key, f"dp {topology.dp} of {role} is no multiple of {size}.")
-            if name == "oproj_tensor_parallel_size":
-                mode = graph_mode(cluster, role)
-                if role != "decode" or topology.tp != 1 or mode == "eager":
-                    message = f"{name} needs decode, tp 1 and graphs; {role} has tp {topology.tp}"
-                    yield Finding(key, message + (" and runs eager." if mode == "eager" else "."))
-            if release and name in release.recompute_tp and not given.recompute_scheduler_enable:
-                where = "" if role == "decode" else ", which only decode may have"
-                yield Finding(key, f"{name} of {role} needs recompute_scheduler_enable{where}.")
+            for message in _finegrained_size(cluster, role, name, size) if size else ():
+                yield Finding(key, message)
+
+
+def _finegrained_size(cluster: Cluster, role: Role, name: str, size: int) -> Iterator[str]:
+    """What is wrong with the tensor parallel size of one module."""
+    topology, config = cluster.role_topology(role), cluster.role_serving(role).additional_config
+    release = releases.find(cluster.topology.engine, cluster.topology.release)
+    assert topology is not None and config is not None
+    if not cluster.model.moe:
+        yield f"{name} is for models with experts only."
+    if topology.dp % size:
+        yield f"dp {topology.dp} of {role} is no multiple of {size}."
+    if name == "oproj_tensor_parallel_size":
+        mode = graph_mode(cluster, role)
+        if role != "decode" or topology.tp != 1 or mode == "eager":
+            eager = " and runs eager" if mode == "eager" else ""
+            yield f"{name} needs decode, tp 1 and graphs; {role} has tp {topology.tp}{eager}."
+    if release and name in release.recompute_tp and not config.recompute_scheduler_enable:
+        only = "" if role == "decode" else ", which only decode may have"
+        yield f"{name} of {role} needs recompute_scheduler_enable{only}."
 
 
 def shared_expert_overlap(cluster: Cluster, ranks: list[Rank]) -> Iterator[Finding]:

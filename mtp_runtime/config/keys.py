@@ -19,13 +19,9 @@ def type_at(path: KeyPath) -> Any:
     parent = _inner(path[:-1])
     if isinstance(parent, type) and issubclass(parent, BaseModel):
         field = parent.model_fields.get(str(path[-1]))
-        return (
-            None
-            if field is None
-            else Annotated[field.annotation, *field.metadata]
-            if field.metadata
-            else field.annotation
-        )
+        if field is None:
+            return None
+        return Annotated[field.annotation, *field.metadata] if field.metadata else field.annotation
     return get_args(parent)[1] if get_origin(parent) is dict else None
 
 
