@@ -15,6 +15,7 @@ free slot, because no request has more than d. At d = 16 a slot more brings as m
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -96,6 +97,16 @@ def draft_slots(requests: int) -> list[int]:
     """
     check_limits(requests, 0)
     return [*_powers_below(requests), requests]
+
+
+def whole_sizes(sizes: Iterable[int], requests: int, k: int) -> list[int]:
+    """Graph sizes, tokens, as multiples of K + 1 up to a full batch: rounded up, the larger ones down; ascending.
+
+    So every step of equal requests that fits one of `sizes`, or all of them, has a graph. Raises SlotsError for
+    requests < 1 and K outside 0..15.
+    """
+    check_limits(requests, k)
+    return sorted({min(-(-size // (k + 1)), requests) * (k + 1) for size in sizes})
 
 
 def _powers_below(requests: int) -> list[int]:

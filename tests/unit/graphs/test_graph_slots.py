@@ -17,6 +17,7 @@ from mtp_runtime.graphs.slots import (
     draft_slots,
     graph_slots,
     slots_for,
+    whole_sizes,
 )
 
 REQUESTS = st.integers(1, 5000)
@@ -134,3 +135,17 @@ def test_graphs_of_the_drafter() -> None:
     ]
     with pytest.raises(SlotsError, match="0 requests"):
         draft_slots(0)
+
+
+def test_sizes_that_were_lost_elsewhere() -> None:
+    """vLLM#37865: of a largest size 42 at K = 2 the engine made 40, which it then rounded up and left out."""
+    assert whole_sizes([1, 2, 4, 8, 16, 24, 32, 40], 14, 2) == [3, 6, 9, 18, 24, 33, 42]
+    assert whole_sizes([36], 16, 1) == [32]  # more than a full batch: kept for no step
+
+
+@given(st.lists(st.integers(1, 600), min_size=1), REQUESTS, SLACK_K)
+def test_whole_sizes_hold_what_the_given_ones_held(given_sizes: list[int], requests: int, k: int) -> None:
+    found = whole_sizes(given_sizes, requests, k)
+    assert all(size % (k + 1) == 0 and 0 < size <= requests * (k + 1) for size in found)
+    assert found[-1] >= min(max(given_sizes), requests * (k + 1))
+    assert whole_sizes(found, requests, k) == found
