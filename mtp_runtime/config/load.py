@@ -1,6 +1,6 @@
 """Reads an inventory and remembers file and line of every key.
 
-Errors: ConfigError with all of C01..C07 at once; values are only looked at by the schema when the files could be read.
+Errors: ConfigError with all of C01..C07 at once, over all files: one that cannot be read hides nothing of the others.
 """
 
 import re
@@ -48,9 +48,7 @@ def load_files(files: Files) -> tuple[Cluster, Places]:
         read = f"hosts.yml and {VARS_FOLDER}/{{{','.join(SECTIONS)}}}.yml"
         message = f"this file is not part of a cluster; only {read} are read."
         problems.append(Problem("C01", name, "(file)", message, "move its keys there, or remove it"))
-    cluster = None
-    if not any(p.rule in ("C04", "C05", "C06") or (p.key == "(file)" and p.rule == "C02") for p in problems):
-        cluster = _validate(data, places, problems)
+    cluster = _validate(data, places, problems)
     if problems or cluster is None:
         raise ConfigError(_sorted(problems))
     return cluster, places

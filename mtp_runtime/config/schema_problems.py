@@ -46,10 +46,13 @@ class Places:
 def schema_problems(
     error: ValidationError, data: dict[str, Any], places: Places, known: list[Problem]
 ) -> list[Problem]:
-    """Every error of a cluster's data at a key that is not among the `known` problems, each key once."""
+    """Every error of a cluster's data at a key that is not among the `known` problems, each key once.
+
+    A section that is not there is among them: its file could not be read, or has another key.
+    """
     reported = {p.key for p in known}
     problems: list[Problem] = []
-    found = error.errors(include_url=False, include_context=True)
+    found = [item for item in error.errors(include_url=False, include_context=True) if item["loc"][0] in data]
     for number, item in enumerate(found):
         if len(problems) >= MAX_PROBLEMS:
             file, line = places.find(_key_path(item["loc"], data))

@@ -307,6 +307,23 @@ def test_bytes_that_are_no_inventory(content: bytes, said: str, copy: MakeCopy) 
     assert (result.exit_code, said in result.stderr) == (2, True), result.stderr
 
 
+def test_a_file_that_cannot_be_read_hides_nothing_of_the_others(copy: MakeCopy) -> None:
+    found = change(copy("local"), "mtp", "enabled: true", "enabled: [true")
+    change(found, "model", "max_model_len: 8192", "max_model_len: '8192'")
+    change(found, "serving", "  seed: 1024\n", "  seed: 1024\n  seed: -1\n  sead: 1\n")
+    change(found, "hosts", "      address: 127.0.0.1\n", "      address: 127.0.0.1\n      nik: eth0\n")
+    found.file("topology").unlink()
+    answer = json.loads(checked(found, "--json").stdout)
+    assert sorted((p["rule"], p["key"]) for p in answer["problems"]) == [
+        ("C01", "all.hosts.localhost.nik"),
+        ("C01", "serving.sead"),
+        ("C02", "model.max_model_len"),
+        ("C04", "(file)"),
+        ("C05", "serving.seed"),
+        ("C06", "(file)"),
+    ]
+
+
 def test_a_pipe_and_an_endless_device_do_not_hold_the_check_up(copy: MakeCopy) -> None:
     found = copy("local")
     for section, said in (("mtp", "No regular file"), ("model", "No regular file"), ("serving", "Is a directory")):
