@@ -6,6 +6,7 @@ import json
 import math
 import re
 import shutil
+import time
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -47,10 +48,22 @@ def needs_missing_part(expression: str, validated: Validated) -> str | None:
     return None
 
 
+def answers(prometheus: Prometheus, expression: str, patience_s: float) -> list[float]:
+    """A query's values, asked again until there are some or the patience is over."""
+    end = time.monotonic() + patience_s
+    while True:
+        values = [sample.value for sample in prometheus.query(expression)]
+        if values or time.monotonic() > end:
+            return values
+        time.sleep(1)
+
+
 @pytest.mark.parametrize("expression", dashboard_queries())
 def test_dashboard_query_returns_numbers(expression: str, validated: Validated) -> None:
     missing = needs_missing_part(expression, validated)
-    values = [sample.value for sample in Prometheus(validated.plan.prometheus).query(filled_in(expression))]
+    # A rate needs two samples of a series, and some series begin with the validation's first request.
+    patience = 0 if missing else 4 * validated.plan.scrape_interval_s
+    values = answers(Prometheus(validated.plan.prometheus), filled_in(expression), patience)
     if missing:
         assert values == [], f"{missing}, and yet there is data"
         return
