@@ -1,8 +1,9 @@
 """What stands at the edge of the device: CPU kernels for operators of torch_npu, nothing of the packages themselves.
 
-FIA, both versions: our reference form. npu_transpose_batchmatmul: a batched product with the output's first two
-dimensions swapped. npu_format_cast: the tensor itself, as the format is the device's matter. Unproven by this: the
-device's kernels, their tiling checks and their numbers.
+FIA, both versions, eager and into given tensors: our reference form; its workspace: an empty tensor.
+npu_transpose_batchmatmul: a batched product with the output's first two dimensions swapped. npu_format_cast: the tensor
+itself, as the format is the device's matter. Unproven by this: the device's kernels, their tiling checks and their
+numbers.
 """
 
 from __future__ import annotations
@@ -53,6 +54,17 @@ def fused_infer_attention_score(query: Tensor, key: Tensor, value: Tensor, **wri
     return out.transpose(0, 1).contiguous() if layout == "TND_NTD" else out, query.new_empty(0, dtype=torch.float32)
 
 
+def _into(query: Tensor, key: Tensor, value: Tensor, *, out: list[Tensor], **written: Any) -> tuple[Tensor, Tensor]:
+    """The form that fills given tensors; the log-sum-exp is not computed."""
+    written.pop("workspace", None)
+    out[0].copy_(fused_infer_attention_score(query, key, value, **written)[0])
+    return out[0], out[1]
+
+
+def _workspace(query: Tensor, *_: Tensor, **written: Any) -> Tensor:
+    return query.new_empty(1)
+
+
 def _without_heads(part: Tensor) -> Tensor:
     """[blocks, 1, block size, D], or NZ [blocks, 1, D / 16, block size, 16], as [blocks, block size, D]."""
     if part.dim() == 5:
@@ -69,5 +81,7 @@ def put() -> None:
     """Registers the kernels, once a process."""
     for version in ("", "_v2"):
         LIBRARY.impl(f"npu_fused_infer_attention_score{version}", fused_infer_attention_score, "CPU")
+        LIBRARY.impl(f"npu_fused_infer_attention_score{version}.out", _into, "CPU")
+    LIBRARY.impl("_npu_fused_infer_attention_score_v2_get_max_workspace", _workspace, "CPU")
     LIBRARY.impl("npu_transpose_batchmatmul", _transpose_batchmatmul, "CPU")
     LIBRARY.impl("npu_format_cast", lambda tensor, *_, **__: tensor, "CPU")
