@@ -36,6 +36,7 @@ BAD_INPUT = 2
 
 def fail(problems: list[Problem], as_json: bool = False) -> typer.Exit:
     """Prints every problem, text to stderr and JSON to stdout; the exit to raise."""
+    problems = rules.with_sources(problems)
     if as_json:
         print(json.dumps({"ok": False, "problems": [p.as_dict() for p in problems]}, indent=2))
     for problem in problems:

@@ -440,7 +440,7 @@ def check_plan(plan: dict[str, Any]) -> list[tuple[Rule, Finding]]:
 
 
 def with_sources(problems: list[Problem]) -> list[Problem]:
-    """Problems of the files, which their reader reports without the rule's source, with it."""
+    """Problems of the files and of the command line, whose readers do not know the rules, with the rule's source."""
     return [found if found.source else replace(found, source=get(found.rule).source) for found in problems]
 
 

@@ -110,6 +110,24 @@ def test_wrong_types_are_named_in_words_of_the_files(text: str, said: str, copy:
     assert said in mtpctl("check", "local", "--inventories", str(found.root)).stderr
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("check", "local"),
+        ("set-k", "local", "3"),
+        ("set", "local", "mtp.num_speculative_tokens=2"),
+        ("set", "local", "mtp.k=2"),
+        ("diff", "local"),
+        ("init", "mine", "--from", "nobody"),
+    ],
+)
+def test_every_refusal_says_where_its_rule_comes_from(words: tuple[str, ...], copy: MakeCopy) -> None:
+    found = copy("local")
+    found.file("mtp").write_text("mtp:\n  enabled: [true\n")
+    result = mtpctl(*words, "--inventories", str(found.root))
+    assert (result.exit_code, "     source: docs/configuration.md\n" in result.stderr) == (2, True), result.stderr
+
+
 def test_render_says_which_verification_runs_and_why(copy: MakeCopy) -> None:
     found = copy("local").edit({"mtp.draft_sampling": "probabilistic", "mtp.num_speculative_tokens": 2})
     shown = mtpctl("render", "local", "--inventories", str(found.root)).stdout
