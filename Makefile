@@ -113,7 +113,7 @@ check: need-cluster venv ## CLUSTER=name: is the inventory right?
 	@$(BIN)/mtpctl check $(CLUSTER) --inventories $(INVENTORIES)
 
 .PHONY: render
-render: need-cluster venv ## CLUSTER=name: the exact command lines of every rank
+render: need-cluster venv ## CLUSTER=name [ARGS=--explain]: environment and command line of every rank; or where derived values come from
 	@$(BIN)/mtpctl render $(CLUSTER) --inventories $(INVENTORIES) $(ARGS)
 
 .PHONY: diff
