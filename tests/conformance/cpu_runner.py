@@ -83,9 +83,11 @@ def make_runner(vllm_config: Any) -> Any:
     from vllm.config import set_current_vllm_config
 
     with set_current_vllm_config(vllm_config), edge():
+        from vllm_ascend.ops import rotary_embedding
         from vllm_ascend.worker.model_runner_v1 import NPUModelRunner
 
         _groups(vllm_config)
+        rotary_embedding._cos_mla = rotary_embedding._sin_mla = None
         return NPUModelRunner(vllm_config, DEVICE)
 
 
@@ -139,8 +141,11 @@ def give_attention(runner: Any) -> None:
     """
     from vllm.config import set_current_vllm_config
     from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec
+    from vllm_ascend.compilation import acl_graph
     from vllm_ascend.ops import rotary_embedding
 
+    # One runner a process is what the package expects.
+    acl_graph._graph_params = acl_graph._draft_graph_params = acl_graph._draft_graph_prefill_params = None
     layers = [*LAYERS, DRAFTER_LAYER]
     table = torch.ones(runner.max_model_len, 64)
     rotary_embedding._record_cos_and_sin_cache(table, 0 * table)
