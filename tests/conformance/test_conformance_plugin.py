@@ -1,0 +1,215 @@
+"""The Ascend entry point in the real packages: when it acts, what it says, what it refuses.
+
+A process of vLLM registers plugins once; so each case is a process of its own.
+"""
+
+import importlib.metadata
+import json
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from forked import Forks
+
+from mtp_runtime.adapters.vllm_ascend import install, patches
+from mtp_runtime.adapters.vllm_ascend.registry import PATCHES
+from mtp_runtime.metrics import names
+
+ROOT = Path(__file__).resolve().parents[2]
+UNPACKED = ROOT / ".local/conformance/vllm-ascend-0.23.0.post1"
+ENGINE = ROOT / ".local/engine/bin/python"
+Start = Callable[..., subprocess.CompletedProcess[str]]
+NAMES = [patch.name for patch in PATCHES]
+POINTS = "; ".join(f"{patch.name}: {', '.join(map(str, patch.targets))}" for patch in PATCHES)
+# What a case prints when its configuration is made.
+SERVE = """
+import json, sys
+from pathlib import Path
+sys.path.insert(0, {here!r})
+import real_config
+{before}
+folder = real_config.write_model(Path({folder!r}))
+words = ["--max-model-len", "4096", "--quantization", "ascend", "--max-num-seqs", "14"]
+words += ["--compilation-config", '{{"cudagraph_mode": "FULL_DECODE_ONLY"}}', *{words!r}]
+config = real_config.make_config(folder, words)
+real_config.make_config(folder, words)
+from prometheus_client import REGISTRY
+found = {{sample.labels["patch"]: sample.value for metric in REGISTRY.collect() if metric.name == {gauge!r}
+         for sample in metric.samples}}
+print(json.dumps({{"worker": config.parallel_config.worker_cls, "gauge": found,
+                   "sizes": config.compilation_config.cudagraph_capture_sizes}}))
+"""
+UNKNOWN = """
+import importlib.metadata
+known = importlib.metadata.version
+importlib.metadata.version = lambda name: "9.9" if name == "vllm-ascend" else known(name)
+"""
+MTP = ["--speculative-config", '{"num_speculative_tokens": 2, "method": "mtp"}']
+
+
+@pytest.fixture(scope="module")
+def forks() -> Iterator[Forks]:
+    with Forks() as found:
+        yield found
+
+
+@pytest.fixture
+def start(forks: Forks, tmp_path: Path) -> Start:
+    def one(words: list[str], before: str = "", **env: str) -> subprocess.CompletedProcess[str]:
+        here = str(Path(__file__).parent)
+        code = SERVE.format(here=here, folder=str(tmp_path), words=words, before=before, gauge=names.PATCH_ACTIVE)
+        return forks.run(code, **env)
+
+    return one
+
+
+def told(done: subprocess.CompletedProcess[str]) -> dict[str, object]:
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def lines(done: subprocess.CompletedProcess[str]) -> list[str]:
+    """What the plugin logged about itself."""
+    return [line.split("] ", 1)[-1] for line in (done.stdout + done.stderr).splitlines() if "vllm-ascend 0" in line]
+
+
+def test_with_mtp_it_is_active(start: Start) -> None:
+    done = start(MTP)
+    found = told(done)
+    assert found["worker"] == install.WORKER
+    # Two configurations, one line.
+    assert lines(done) == [f"mtp_runtime in vllm-ascend 0.23.0, patches: {POINTS}"]
+    assert found["gauge"] == dict.fromkeys(NAMES, 1.0)
+
+
+def test_without_mtp_it_does_nothing(start: Start) -> None:
+    """Not even a release that it does not know is a reason to refuse."""
+    done = start([], before=UNKNOWN)
+    found = told(done)
+    assert found["worker"] == install.ENGINE_WORKER and found["gauge"] == {} and lines(done) == []
+
+
+def test_other_drafters_are_not_ours(start: Start) -> None:
+    ngram = '{"num_speculative_tokens": 2, "method": "ngram", "prompt_lookup_max": 3}'
+    found = told(start(["--speculative-config", ngram]))
+    assert found["worker"] == install.ENGINE_WORKER and found["gauge"] == {}
+
+
+def test_all_patches_off(start: Start) -> None:
+    done = start(MTP, **{install.VARIABLE: "none"})
+    found = told(done)
+    assert lines(done) == ["mtp_runtime in vllm-ascend 0.23.0, patches: none"]
+    assert found["gauge"] == dict.fromkeys(NAMES, 0.0) and found["worker"] == install.WORKER
+    # The engine's own sizes, which it rounds up to multiples of 3 later: 24 is the largest left then, of 42.
+    assert found["sizes"] == [1, 2, 4, 8, 16, 24, 32, 40]
+
+
+def test_one_patch_on(start: Start) -> None:
+    done = start(MTP, **{install.VARIABLE: NAMES[0]})
+    assert told(done)["gauge"] == {name: float(name == NAMES[0]) for name in NAMES}
+    assert len(lines(done)) == 1 and "; " not in lines(done)[0]
+
+
+CHANGED = """
+from mtp_runtime.adapters.vllm_ascend import patches
+patches.installed_text = lambda module, of=patches.installed_text: of(module).replace("def ", "def  ")
+"""
+REFUSED = {
+    "an unknown release": (UNKNOWN, {}, "vllm-ascend 9.9 is not known; this plugin knows 0.23.0 and 0.23.0.post1"),
+    "an unknown patch": ("", {install.VARIABLE: "smpler"}, f"no patch smpler; there are {', '.join(NAMES)} (or none)"),
+    "a changed source": (CHANGED, {}, "has another source (digest "),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_it_refuses(case: str, start: Start) -> None:
+    before, env, message = REFUSED[case]
+    done = start(MTP, before=before, **env)
+    assert done.returncode and message in done.stderr, done.stderr[-3000:]
+    if case == "a changed source":
+        assert f"mtp.patches.{NAMES[0]}: false" in done.stderr
+
+
+def test_a_worker_that_is_not_known(start: Start) -> None:
+    done = start([*MTP, "--worker-cls", "vllm_ascend.xlite.xlite_worker.XliteWorker"])
+    assert done.returncode and "XliteWorker is not known" in done.stderr, done.stderr[-3000:]
+
+
+@pytest.mark.skipif(not ENGINE.is_file(), reason="needs the engine environment")
+def test_without_an_npu_platform_it_does_nothing() -> None:
+    """In the CPU engine's environment, where vllm-ascend is not installed."""
+    code = """
+import logging, sys
+from mtp_runtime.adapters.vllm_ascend import register
+from vllm.platforms import current_platform
+of = type(current_platform).check_and_update_config
+register()
+assert type(current_platform).check_and_update_config == of and current_platform.device_name != "npu"
+assert not any(name.startswith("vllm_ascend") for name in sys.modules)
+print("nothing")
+"""
+    done = subprocess.run([str(ENGINE), "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.stdout.splitlines()[-1:] == ["nothing"], done.stderr[-3000:]
+    assert "vllm_ascend" not in done.stdout + done.stderr
+
+
+def test_our_cpu_platform_yields() -> None:
+    from vllm.platforms import current_platform
+
+    from mtp_runtime.adapters.vllm_cpu import platform
+
+    found = {point.name for point in importlib.metadata.entry_points(group="vllm.platform_plugins")}
+    assert {"ascend", "mtp_runtime"} <= found and platform() is None
+    assert type(current_platform).__name__ == "NPUPlatform"
+
+
+def unpacked(module: str) -> str | None:
+    """The other release's text; None for a module of vLLM, which is one version for both."""
+    file = UNPACKED / (module.replace(".", "/") + ".py")
+    return file.read_text() if module.startswith("vllm_ascend.") else None
+
+
+TARGETS = [pytest.param(patch, target, id=str(target)) for patch in PATCHES for target in patch.targets]
+
+
+@pytest.mark.parametrize("patch, target", TARGETS)
+def test_both_releases_have_the_patched_source(patch: patches.Patch, target: patches.Target) -> None:
+    texts = [patches.installed_text(target.module), unpacked(target.module)]
+    digests = {patches.digest(text, target.name) for text in texts if text is not None}
+    # None that neither release has: it would let a third one through.
+    assert digests == set(target.digests)
+
+
+@pytest.mark.parametrize("patch, target", TARGETS)
+def test_a_changed_line_is_noticed(patch: patches.Patch, target: patches.Target) -> None:
+    text = patches.installed_text(target.module)
+    last = target.name.rsplit(".", 1)[-1]
+    changed = text.replace(f"def {last}(", f"def {last}(  ", 1)
+    renamed = text.replace(f"def {last}(", f"def other_{last}(")
+    with pytest.raises(patches.PatchRefused, match=r"another source|is not there"):
+        target.check(renamed)
+    if patches.digest(changed, target.name) != patches.digest(text, target.name):
+        with pytest.raises(patches.PatchRefused, match="another source"):
+            target.check(changed)
+
+
+def test_the_releases_are_those_that_were_read() -> None:
+    assert importlib.metadata.version("vllm-ascend") in install.VERSIONS
+    assert UNPACKED.name.removeprefix("vllm-ascend-") in install.VERSIONS
+
+
+def test_the_worker_applies_every_patch(forks: Forks) -> None:
+    """All of them fit together on the installed release, once, whatever the order of the stages."""
+    code = f"""
+import vllm_ascend.ops
+from mtp_runtime.adapters.vllm_ascend import install, patches
+install.enter("config"); install.enter("worker"); install.enter("worker")
+for patch in install.chosen():
+    for target in patch.targets:
+        owner, name = patches._owner(target)
+        assert getattr(getattr(owner, name), "mtp_runtime", False), target
+print("all", {len(PATCHES)})
+"""
+    done = forks.run(code)
+    assert done.stdout.splitlines()[-1:] == [f"all {len(PATCHES)}"], done.stderr[-3000:]
