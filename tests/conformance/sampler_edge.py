@@ -22,6 +22,7 @@ import vllm_ascend.sample.sampler as plain
 from torch import Tensor
 from vllm.v1.sample.logits_processor import LogitsProcessors
 from vllm.v1.sample.metadata import SamplingMetadata
+from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p_pytorch
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 from vllm_ascend.ascend_config import clear_ascend_config, init_ascend_config
 
@@ -31,7 +32,7 @@ from mtp_runtime.adapters.vllm_ascend.sampler import PATCH
 EDGE = {
     "pin_memory in rejection_sampler": "pinning asks the device: the factories make plain host memory",
     "streams in sampler": "random numbers are drawn on a second stream: here there is one order anyway",
-    "npu::npu_top_k_top_p": "the operator: the package's own torch form on a copy",
+    "npu::npu_top_k_top_p": "the operator: vLLM's torch form of the same limits",
 }
 LIBRARY = torch.library.Library("npu", "IMPL")
 
@@ -45,7 +46,7 @@ def put() -> None:
     plain.torch = _copy(npu=SimpleNamespace(current_stream=lambda: stream, Event=torch.npu.Event))
     plain.global_stream = lambda: stream
     plain.npu_stream_switch = lambda target: nullcontext()
-    LIBRARY.impl("npu_top_k_top_p", lambda x, p=None, k=None: plain._apply_top_k_top_p_pytorch(x.clone(), k, p), "CPU")
+    LIBRARY.impl("npu_top_k_top_p", lambda x, p=None, k=None: apply_top_k_top_p_pytorch(x.clone(), k, p), "CPU")
 
 
 def _copy(**changed: Any) -> ModuleType:

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 import sampler_edge as edge
@@ -17,7 +18,9 @@ from torch import Tensor
 from verify_statistics import ALPHA, THREE, exact_reach, p_of_lengths, p_of_tokens, play
 from vllm_ascend.ascend_config import get_ascend_config
 
+from mtp_runtime.adapters.vllm_ascend import sampler
 from mtp_runtime.adapters.vllm_ascend.sampler import method_for
+from mtp_runtime.verify import DraftBatch, Noise
 
 KS = (1, 2, 3, 7)
 B, V = 24, 97
@@ -103,6 +106,29 @@ def test_drawn_tokens_have_the_targets_law(law: str, monkeypatch: pytest.MonkeyP
     assert p_of_lengths(exact_reach(method, THREE, k, one_hot), played.accepted) > ALPHA
 
 
+def test_the_package_has_the_same_law_token_by_token() -> None:
+    """Before and after are equal in distribution: both pass the same test."""
+    played = play(by_forward(make_sampler()), THREE, 2, True, MANY[2], seed=21)
+    assert p_of_tokens(THREE, played.tokens) > ALPHA
+    assert p_of_lengths(exact_reach("tokenwise", THREE, 2, True), played.accepted) > ALPHA
+
+
+def test_the_test_finds_a_bias_of_one_percent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An acceptance threshold that is off by 0.012 moves 1 % of the first tokens: found."""
+
+    def drawn(batch: DraftBatch, generator: torch.Generator) -> Noise:
+        noise = Noise.drawn(batch, generator)
+        return Noise((noise.accept - 0.012).clamp(min=0), noise.pick)
+
+    monkeypatch.setattr(sampler, "Noise", SimpleNamespace(drawn=drawn))
+    with patched():
+        played = play(by_forward(make_sampler()), THREE, 1, True, MANY[1], seed=11)
+    first = torch.bincount(played.tokens[:, 0], minlength=3) / MANY[1]
+    off = (first - THREE.target[0]).abs().sum().item() / 2
+    assert 0.008 < off < 0.012
+    assert p_of_tokens(THREE, played.tokens) < ALPHA
+
+
 def test_ragged_batches_with_placeholders_have_the_targets_law() -> None:
     """0..2 drafts a request, a third of the drafts placeholders."""
     with patched():
@@ -130,9 +156,9 @@ def test_block_verification_of_the_package_is_biased_and_ours_is_not(ours: bool)
     """p = (.5, .9, .9) at the drafts, one-hot q: the package keeps the first draft in 94 % of the cases, not in 50."""
     edge.configure(rejection_sampler_config={"enable_block_verify": True})
     with patched() if ours else nullcontext():
-        sampler = make_sampler()
+        own = make_sampler()
         assert not ours or method_for(get_ascend_config(), False, 3) == "block"
-        played = play(by_forward(sampler), AGREE, 3, True, 100_000, seed=5)
+        played = play(by_forward(own), AGREE, 3, True, 100_000, seed=5)
     wanted = (played.drafts == 1).all(1)
     kept = (played.accepted[wanted] > 0).double().mean().item()
     if ours:
