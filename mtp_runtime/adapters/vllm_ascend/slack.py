@@ -176,7 +176,8 @@ def _relaunch(stream: Any, metadata: dict[str, Any], tokens: int) -> None:
 
 
 def _launch(call: Launched, decode: Any, workspace: Any) -> None:
-    import torch_npu
+    # By the module's name for torch_npu: the patch `attention` puts its checks there.
+    from vllm_ascend.attention.mla_v1 import torch_npu
 
     quantized = {}
     if call.query_scale is not None:
