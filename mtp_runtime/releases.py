@@ -106,7 +106,7 @@ RELEASES: tuple[Release, ...] = (
         block_size=128,
         deployable=True,
         graphs=(ACLGRAPH,),
-        padding=(PLACEHOLDER,),
+        padding=PADDINGS,
         recompute_tp=("oproj_tensor_parallel_size", "embedding_tensor_parallel_size"),
         env={"ASCEND_ENABLE_USE_FABRIC_MEM": "1"},
     ),
@@ -195,6 +195,8 @@ KEYS: dict[str, tuple[str, ...]] = {
     "compilation_config.max_cudagraph_capture_size": (*_FROM_18, *_CPU),
     "hccl_buffsize": _ASCEND,
     "disable_padded_drafter_batch": (*_FROM_18, *_CPU),
+    # Those of the lines that our runtime patches: no other is deployable.
+    "patches": tuple(r.version for r in RELEASES if r.engine == "vllm-ascend" and r.deployable),
 }
 
 

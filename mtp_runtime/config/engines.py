@@ -9,6 +9,7 @@ from typing import Any
 
 from mtp_runtime import releases
 from mtp_runtime.choice import PROBABILISTIC
+from mtp_runtime.patch_names import PATCH_NAMES, variable
 
 from .graph_plan import batched_tokens, compilation_config, graph_mode, padding
 from .placement import Rank
@@ -228,4 +229,16 @@ def _ascend_env(cluster: Cluster, rank: Rank) -> dict[str, str]:
         env.update(MOONCAKE_ENV)
     if release and release.deployable:  # our plugin runs in no other line
         env["MTP_VERIFICATION"] = cluster.mtp.verification
+        chosen = padding(cluster, rank.role).method
+        env |= {"MTP_PADDING": chosen} if chosen and rank.role != "prefill" else {}
+        env |= _patches(cluster, rank)
     return env
+
+
+def _patches(cluster: Cluster, rank: Rank) -> dict[str, str]:
+    """MTP_PATCHES, where a patch is off; without MTP nothing is patched."""
+    written = cluster.mtp.patches
+    if written is None or not cluster.draft_tokens(rank.role):
+        return {}
+    on = variable([name for name in PATCH_NAMES if not getattr(written, name)])
+    return {"MTP_PATCHES": on} if on else {}

@@ -82,6 +82,8 @@ def release_keys(cluster: Cluster, ranks: list[Rank]) -> Iterator[Finding]:
             written[serving_key(cluster, role, *name.split("."))] = name
     if cluster.mtp.disable_padded_drafter_batch:
         written["mtp", "disable_padded_drafter_batch"] = "disable_padded_drafter_batch"
+    if cluster.mtp.patches is not None:
+        written["mtp", "patches"] = "patches"
     for key, name in written.items():
         if not found.has(name):
             shown = name.removeprefix("additional_config.")

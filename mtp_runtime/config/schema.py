@@ -136,6 +136,15 @@ class Topology(Strict):
     single: RoleTopology | None = Field(None, description="layout of instances without P/D")
 
 
+class Patches(Strict):
+    """mtp.patches: which parts of this project's runtime take the place of vllm-ascend's own (patch_names.py)."""
+
+    sampler: bool = Field(True, description="lossless verification and seeds that hold")
+    padding: bool = Field(True, description="padded lengths by our planner")
+    graph_sizes: bool = Field(True, description="graph sizes that are all captured and used")
+    attention: bool = Field(True, description="every call of the attention operator checked before it is made")
+
+
 class Mtp(Strict):
     """mtp.yml: the one file operators toggle."""
 
@@ -162,6 +171,9 @@ class Mtp(Strict):
     )
     draft_model: Text | None = Field(None, description="weights of a separate drafter (eagle, eagle3)")
     disable_padded_drafter_batch: bool = Field(False, description="drafter sees accepted tokens only")
+    patches: Patches | None = Field(
+        None, description="parts of this project inside vllm-ascend, each with a switch; null = all on"
+    )
 
     @property
     def k(self) -> int:

@@ -39,6 +39,7 @@ K = "mtp.num_speculative_tokens"
 RECOMPUTE_D = "serving.decode.additional_config.recompute_scheduler_enable"
 # a3 with slack slots instead of placeholders: 40 requests, K = 1, 3 slots of slack, 86 tokens.
 SLACK_A3 = {"mtp.padding": "slack", RECOMPUTE_D: False}
+OLD = {"topology.release": "0.18.0"}
 
 MEMORY = "serving.decode.gpu_memory_utilization"
 HCCL = "serving.decode.hccl_buffsize"
@@ -553,6 +554,7 @@ CASES = (
         "serving.additional_config.finegrained_tp_config.lmhead_tensor_parallel_size",
         {"serving.additional_config.finegrained_tp_config.lmhead_tensor_parallel_size": 4},
     ),
+    Case("R46", "local", "mtp.patches", {"mtp.patches": {"sampler": False}}),
     Case("R46", "local", "serving.hccl_buffsize", {"serving.hccl_buffsize": 200}, {"serving.hccl_buffsize": None}),
     Case("R46", "local", f"serving.decode.{RECOMPUTE}", {f"serving.decode.{RECOMPUTE}": True}),
     Case(
@@ -593,6 +595,6 @@ WARNED = (
     Case("R13", "a3", "topology.decode.tp", {"model.num_attention_heads": 16}, {"model.num_attention_heads": None}),
     Case("W01", "local", K, {K: 2}, {K: 1}),
     Case("W02", "local", K, {K: 3}, {K: 3, "mtp.enabled": False}),
-    Case("W03", "a3", "mtp.padding", {**SLACK_A3, CAPTURE: [86]}, {"mtp.padding": "auto"}),
+    Case("W03", "a3", "mtp.padding", {**SLACK_A3, CAPTURE: [86], **OLD}, {**SLACK_A3, CAPTURE: [86]}),
     Case("W04", "a3", "topology.release", {"topology.release": "0.18.0"}, {"topology.release": "0.23.0"}),
 )
