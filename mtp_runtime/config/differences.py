@@ -147,4 +147,12 @@ DIFFERENCES: tuple[Difference, ...] = (
         "read by this project's plugin",
         ASCEND_23,
     ),
+    Difference(
+        "env",
+        "MTP_PADDING",
+        "(not set)",
+        "mtp.padding",
+        "read by this project's plugin",
+        ("a3", "a3-v31", "a3-v32"),
+    ),
 )

@@ -210,6 +210,8 @@ def padding_scheduler(cluster: Cluster, ranks: list[Rank]) -> Iterator[Finding]:
 
 def slack_elsewhere(cluster: Cluster, mtp_layers: int | None) -> Iterator[Finding]:
     """W03."""
-    if cluster.mtp.enabled and cluster.mtp.padding == SLACK and not on_cpu(cluster):
-        message = "padding slack renders nothing on vllm-ascend: slack slots are this project's runtime, not there yet."
+    found = releases.find(cluster.topology.engine, cluster.topology.release)
+    if cluster.mtp.enabled and cluster.mtp.padding == SLACK and found and SLACK not in found.padding:
+        lines = releases.named(line for line in releases.RELEASES if SLACK in line.padding)
+        message = f"padding slack renders nothing on {found.line}: slack slots are this project's runtime, in {lines}."
         yield Finding(PADDING, message)

@@ -123,6 +123,8 @@ def test_what_slack_cannot_have() -> None:
         cpu_runner.configuration(1, 16, "--max-num-batched-tokens", "34", sizes=[32])
     with pytest.raises(Exception, match=r"K = 15.*\(R21\)"):
         cpu_runner.configuration(15, 2, sizes=[32])
+    with pytest.raises(Exception, match=r"cudagraph_mode FULL_AND_PIECEWISE.*use graph_mode: full"):
+        cpu_runner.configuration(1, 16, sizes=[36], mode="FULL_AND_PIECEWISE")
     made = cpu_runner.configuration(1, 16, sizes=[36])
     with (
         patch.dict(os.environ, {"MTP_PATCHES": "graph_sizes"}),

@@ -15,7 +15,8 @@ from mtp_runtime.adapters.vllm_ascend import slack
 from mtp_runtime.adapters.vllm_ascend.install import chosen, has_mtp
 from mtp_runtime.adapters.vllm_ascend.patches import Patch, Target
 from mtp_runtime.adapters.vllm_cpu.counters import export
-from mtp_runtime.graphs.slots import GraphError, whole_sizes
+from mtp_runtime.adapters.vllm_cpu.settings import settings
+from mtp_runtime.graphs.slots import SLACK, GraphError, whole_sizes
 
 log = logging.getLogger("vllm.mtp_runtime_ascend")
 
@@ -34,13 +35,24 @@ def _checked(original: Callable[..., None]) -> Callable[..., None]:
 
         original(self)
         compilation = self.compilation_config
-        if not has_mtp(self) or compilation.cudagraph_mode != CUDAGraphMode.FULL_DECODE_ONLY:
+        mode = compilation.cudagraph_mode
+        if not has_mtp(self) or not compilation.cudagraph_capture_sizes or not mode.has_full_cudagraphs():
             return
-        if compilation.cudagraph_capture_sizes:
-            export()
-            _put(self, sizes(self))
+        if mode != CUDAGraphMode.FULL_DECODE_ONLY:
+            _without_slack(mode.name)
+            return
+        export()
+        _put(self, sizes(self))
 
     return _set_cudagraph_sizes
+
+
+def _without_slack(mode: str) -> None:
+    if settings().padding == SLACK:
+        raise SizesRefused(
+            f"MTP_PADDING=slack with cudagraph_mode {mode}, whose graphs take other steps too (R05)",
+            "use graph_mode: full (FULL_DECODE_ONLY), or mtp.padding: placeholder",
+        )
 
 
 def sizes(vllm_config: Any) -> list[int]:

@@ -193,7 +193,8 @@ def test_no_warning_without_a_reason(copy: MakeCopy) -> None:
         "serving.decode.additional_config.recompute_scheduler_enable": False,
         "serving.decode.compilation_config.cudagraph_capture_sizes": [86],
     }
-    assert warned("a3", slack) == ["W03"]
+    assert warned("a3", slack) == []
+    assert warned("a3", {**slack, "topology.release": "0.18.0"}) == ["W03", "W04"]
     assert warned("local", {"mtp.padding": "slack"}) == []
 
 

@@ -150,7 +150,10 @@ def test_attention_reaches_every_rank_and_padding_those_that_decode(copy: MakeCo
     assert [r["env"].get("MTP_PADDING") for r in ranks] == [None, "slack"]
     (single,) = api.plan("local-single", copy("local-single").edit(edits).root)["ranks"]
     assert (single["env"]["MTP_ATTENTION"], single["env"]["MTP_PADDING"]) == ("batch_expansion", "slack")
-    assert not [name for r in api.plan("a3")["ranks"] for name in r["env"] if name in ("MTP_ATTENTION", "MTP_PADDING")]
+    a3 = {(r["role"], r["env"].get("MTP_ATTENTION"), r["env"].get("MTP_PADDING")) for r in api.plan("a3")["ranks"]}
+    assert a3 == {("prefill", None, None), ("decode", None, "placeholder")}
+    other = copy("a3").edit({"topology.release": "0.18.0"}).root
+    assert not [rank for rank in api.plan("a3", other)["ranks"] if "MTP_PADDING" in rank["env"]]
 
 
 @pytest.mark.parametrize(
