@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mtp_runtime.attention.constraints import FiaConstraintError, Violation
 
-_GRAPH = "set mtp.padding: placeholder, or leave graph sizes to the plan (mtpctl graphs shows it)"
+_GRAPH = "set mtp.padding: placeholder, or leave graph sizes to the plan (mtpctl slots and mtpctl plan show it)"
 _CODE = "the engine built a call that this operator has no form for: install a release that the plugin knows"
 REMEDIES = {
     "F01": _CODE,

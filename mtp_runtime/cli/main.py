@@ -13,7 +13,7 @@ from rich.text import Text
 
 from mtp_runtime.cli import active_k as drafts
 from mtp_runtime.cli import canary as canaries
-from mtp_runtime.cli import change, graphs, new, offline
+from mtp_runtime.cli import change, graph_dump, graphs, new, offline
 from mtp_runtime.cli import diff as difference
 from mtp_runtime.cli.app import app, err
 from mtp_runtime.cli.app import main as run_app
@@ -31,6 +31,7 @@ app.command()(difference.diff)
 app.command()(offline.offline)
 app.command()(graphs.slots)
 app.command()(graphs.plan)
+app.add_typer(graph_dump.app, name="graph")
 Name = Annotated[str, typer.Argument(metavar="CLUSTER", help="name of a deployed cluster")]
 
 
