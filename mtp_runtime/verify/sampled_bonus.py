@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from mtp_runtime.verify.batch import PLACEHOLDER, DraftBatch, Verdict, emit
-from mtp_runtime.verify.exact import verify_exact
+from mtp_runtime.verify.strategy import verify_known
 
 
 def chosen_rows(batch: DraftBatch, best: Tensor, bonus: Tensor) -> Tensor:
@@ -36,7 +36,7 @@ def exact_tokens(batch: DraftBatch, best: Tensor, bonus: Tensor) -> Tensor:
     """
     if batch.even and batch.width == 1:
         return torch.stack((best, torch.where(best == batch.tokens, bonus, PLACEHOLDER)), 1).int()
-    return verify_exact(batch, chosen_rows(batch, best, bonus)).tokens
+    return verify_known(batch, chosen_rows(batch, best, bonus)).tokens
 
 
 def certain_rows(batch: DraftBatch, probs: Tensor) -> Tensor:
@@ -63,8 +63,8 @@ def as_columns(batch: DraftBatch, ids: Tensor | None) -> DraftBatch:
     """
     if ids is None:
         return batch
-    found, column = (ids == batch.tokens[:, None]).max(1)
-    return replace(batch, tokens=torch.where(found, column, PLACEHOLDER))
+    hits = ids == batch.tokens[:, None]
+    return replace(batch, tokens=torch.where(hits.any(1), hits.int().argmax(1), PLACEHOLDER))
 
 
 def as_tokens(batch: DraftBatch, verdict: Verdict, ids: Tensor | None, bonus: Tensor) -> Verdict:

@@ -41,6 +41,12 @@ STRATEGIES: dict[str, Verify] = {
 """Method -> function, the names as in `mtp_runtime.choice`."""
 
 
+def verify_known(batch: DraftBatch, chosen: Tensor) -> Verdict:
+    """`verify_exact` in the form for the device."""
+    forms = kernels(chosen.device)
+    return (forms.verify_exact if forms else verify_exact)(batch, chosen)
+
+
 def verify_mixed(
     batch: DraftBatch,
     chosen: Tensor,
@@ -54,8 +60,7 @@ def verify_mixed(
 
     The others go through `verify`; each request gets the verdict of its own method.
     """
-    forms = kernels(chosen.device)
-    known = (forms.verify_exact if forms else verify_exact)(batch, chosen)
+    known = verify_known(batch, chosen)
     drawn = verify(batch, probs, draft_probs, noise)
     tokens = torch.where(exact[:, None], known.tokens, drawn.tokens)
     return Verdict(tokens, torch.where(exact, known.accepted, drawn.accepted))

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from contextlib import nullcontext
 from pathlib import Path
 
 import cpu_runner
 import pytest
 import sampler_edge as edge
+import sampler_worker
 import torch
 import vllm_ascend.sample.rejection_sampler as verifier
 from sampler_edge import make_sampler, patched, sampling, step
@@ -228,6 +232,25 @@ def test_seeded_request_among_candidates(reducing: None) -> None:
 
     with patched():
         assert [tokens([one])[0] for one in range(B)] == tokens(list(range(B)))
+
+
+def test_two_workers_with_half_a_vocabulary_each(tmp_path: Path) -> None:
+    """Two processes: both emit the same, greedy what one worker with all of the vocabulary emits."""
+    words = [sys.executable, str(Path(sampler_worker.__file__))]
+    running = [
+        subprocess.Popen([*words, str(rank), str(tmp_path / "store")], stdout=subprocess.PIPE, text=True)
+        for rank in range(2)
+    ]
+    said = [process.communicate(timeout=600)[0] for process in running]
+    found = [json.loads(text.split("TOKENS ", 1)[1]) for text in said]
+    assert found[0] == found[1]
+    with patched():
+        wanted = make_sampler()(*sampler_worker.case(0.0)).sampled_token_ids
+    assert all(step_tokens == wanted.tolist() for step_tokens in found[0]["greedy"])
+    drawn = torch.tensor(found[0]["drawn"])
+    assert len(drawn.unique(dim=0)) > 1 and (drawn[:, :, 1] >= 0).any(), "drawn, and some drafts accepted"
+    best = sampler_worker.LOGITS.topk(sampler_worker.TOP).indices.view(sampler_worker.B, -1, sampler_worker.TOP)
+    assert ((drawn[..., None] == best) | (drawn < 0)[..., None]).any(-1).all()
 
 
 # Refusals, the switch, other sources --------------------------------------------------------------------------------

@@ -29,9 +29,10 @@ from torch import Tensor
 from mtp_runtime.adapters.vllm_ascend.patches import Patch, Target
 from mtp_runtime.adapters.vllm_ascend.positions import Sampling, drawn_positions, replace_sample
 from mtp_runtime.choice import choose_method
-from mtp_runtime.verify import PLACEHOLDER, STRATEGIES, DraftBatch, Noise, Verdict, keyed, verify_exact, verify_mixed
+from mtp_runtime.verify import PLACEHOLDER, STRATEGIES, DraftBatch, Noise, Verdict, keyed, verify_mixed
 from mtp_runtime.verify.sampled_bonus import as_columns, as_tokens, certain_rows, chosen_rows, exact_tokens
 from mtp_runtime.verify.seeded import Generators, enter_seeded, keys, race_seeded, worker_generator
+from mtp_runtime.verify.strategy import verify_known
 
 VARIABLE = "MTP_VERIFICATION"
 GREEDY_BELOW = 1e-5
@@ -131,7 +132,7 @@ def _decide(
         positions = drawn_positions(counts, seeded, rows.device) if known is None else known()
         chosen, exact = enter_seeded(batch, race_seeded(rows, counts, seeded, positions), exact, chosen)
     if exact is not None and chosen is not None and len(seeded) == batch.size:
-        return verify_exact(batch, chosen)
+        return verify_known(batch, chosen)
     noise = Noise.drawn(batch, worker_generator(keyed.ACCEPT, rows.device))
     verify = STRATEGIES[method]
     if exact is None or chosen is None:
