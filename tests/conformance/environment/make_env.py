@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tarfile
+import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -28,6 +30,11 @@ BUILD = {"VLLM_TARGET_DEVICE": "empty", "VLLM_VERSION_OVERRIDE": "0.23.0"}
 # vllm-ascend's build wants a chip to be named before it says its version.
 ASKED = {"SOC_VERSION": "ascend910_9391", "COMPILE_CUSTOM_KERNELS": "0"}
 OTHER_RELEASE = WHERE / "vllm-ascend-0.23.0.post1"
+# What tests compare of the torch_npu that is deployed, which cannot be installed beside the other one.
+DEPLOYED_NPU = WHERE / "torch_npu-2.10.0.post4"
+NPU_DOCS, NPU_LIBRARY = "torch_npu/_op_plugin_docs.py", "torch_npu/lib/libtorch_npu.so"
+# The library registers operators under their schemas, which stand in it as text.
+NPU_SCHEMA = re.compile(rb"\0(_?npu_fused_infer_attention_score[\w.]*\([^\0]*\) -> [^\0]+)\0")
 
 
 class Refused(Exception):
@@ -108,6 +115,8 @@ def make() -> None:
     shutil.copy(HERE / "torchvision_names.py", names / "__init__.py")
     say("the sources of vllm-ascend 0.23.0.post1, to read")
     fetch_other_release(tmp)
+    say("operator schemas and documentation of torch_npu 2.10.0.post4, to read")
+    fetch_deployed_npu(tmp, DEPLOYED_NPU)
     pip("install", "--no-build-isolation", "-e", ROOT)
     shutil.rmtree(tmp)
 
@@ -119,6 +128,22 @@ def fetch_other_release(tmp: Path) -> None:
     with tarfile.open(next(tmp.glob("vllm_ascend-*.tar.gz"))) as archive:
         archive.extractall(tmp / "unpacked", filter="data")
     shutil.move(next((tmp / "unpacked").iterdir()), OTHER_RELEASE)
+
+
+def fetch_deployed_npu(tmp: Path, target: Path) -> None:
+    """From the wheel of the deployed torch_npu into target: schemas.txt, a schema of the attention operator a line, and
+    its operator documentation. Raises Refused."""
+    words = ("--only-binary", "torch-npu", "--require-hashes", "-d", tmp)
+    pip("download", *words, "-r", pinned("torch-npu", tmp))
+    with zipfile.ZipFile(next(tmp.glob("torch_npu-*.whl"))) as wheel:
+        # Overlapping ends: two schemas may share the zero byte between them.
+        library = wheel.read(NPU_LIBRARY).replace(b"\0", b"\0\0")
+        schemas = sorted({found.decode() for found in NPU_SCHEMA.findall(library)})
+        if not schemas:
+            raise Refused(f"no schemas in {NPU_LIBRARY}")
+        target.mkdir(parents=True, exist_ok=True)
+        (target / "schemas.txt").write_text("\n".join(schemas) + "\n")
+        (target / Path(NPU_DOCS).name).write_bytes(wheel.read(NPU_DOCS))
 
 
 def say(text: str) -> None:
