@@ -121,12 +121,13 @@ def attention_group(vllm_config: Any, layers: Sequence[str] = LAYERS) -> Any:
     known = vllm_config.compilation_config.static_forward_context
     known |= {layer: SimpleNamespace(prefill_backend=None) for layer in layers}
     with set_current_vllm_config(vllm_config), edge():
-        group = AttentionGroup(AscendMLABackend, list(layers), _cache_spec(vllm_config), 0)
+        group = AttentionGroup(AscendMLABackend, list(layers), cache_spec(vllm_config), 0)
         group.create_metadata_builders(vllm_config, DEVICE)
     return group
 
 
-def _cache_spec(vllm_config: Any) -> Any:
+def cache_spec(vllm_config: Any) -> Any:
+    """The KV cache of an MLA layer: one latent and its rope part a token."""
     from vllm_ascend.core.kv_cache_interface import AscendMLAAttentionSpec
 
     return AscendMLAAttentionSpec(
@@ -149,7 +150,7 @@ def give_attention(runner: Any) -> None:
     layers = [*LAYERS, DRAFTER_LAYER]
     table = torch.ones(runner.max_model_len, 64)
     rotary_embedding._record_cos_and_sin_cache(table, 0 * table)
-    group = KVCacheGroupSpec(layers, _cache_spec(runner.vllm_config))
+    group = KVCacheGroupSpec(layers, cache_spec(runner.vllm_config))
     runner.kv_cache_config = KVCacheConfig(num_blocks=8, kv_cache_tensors=[], kv_cache_groups=[group])
     runner.attn_groups = [[attention_group(runner.vllm_config, layers)]]
     runner.drafter.attn_layer_names = [DRAFTER_LAYER]
