@@ -21,7 +21,7 @@ from rich.text import Text
 
 import mtp_runtime
 from mtp_runtime import releases
-from mtp_runtime.adapters.vllm_ascend.graph_export import DECODE, FILE, MISSING, STEPS, Step, words
+from mtp_runtime.adapters.vllm_ascend.graph_export import DECODE, FILE, MISSING, STEPS, Step, input_names, words
 from mtp_runtime.cli.app import BAD_INPUT, AsJson, Inventories, Name, fail, out
 from mtp_runtime.config import edit
 from mtp_runtime.config.graph_plan import full_slots
@@ -81,6 +81,9 @@ def _step(cluster: Cluster, kind: str, dynamic: tuple[str, ...], as_json: bool) 
     slots = full_slots(cluster, role) if role else None
     if kind not in STEPS:
         raise _refuse("--step", f"{kind!r} is no step", f"use {' or '.join(STEPS)}", as_json)
+    if cluster.topology.engine != "vllm-ascend":
+        message = f"torchair makes no graphs for {cluster.topology.engine}"
+        raise _refuse("CLUSTER", message, "name a cluster with engine vllm-ascend", as_json)
     if role is None or layout is None or heads is None or slots is None or release is None:
         message = "the files do not say which step: heads, tp, max_num_seqs and the release are needed"
         raise _refuse("CLUSTER", message, "write model.num_attention_heads and serving.max_num_seqs", as_json)
@@ -95,6 +98,10 @@ def _step(cluster: Cluster, kind: str, dynamic: tuple[str, ...], as_json: bool) 
         kind=kind,
         dynamic=dynamic,
     )
+    unknown = sorted(set(dynamic) - set(input_names(made)))
+    if unknown:
+        message = f"the step has no input {', '.join(unknown)}"
+        raise _refuse("--dynamic", message, f"it has {', '.join(input_names(made))}", as_json)
     try:
         made.lengths()
     except PlanError as error:

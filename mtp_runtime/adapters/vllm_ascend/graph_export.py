@@ -53,8 +53,14 @@ class Step:
         return passes
 
 
+def input_names(step: Step) -> tuple[str, ...]:
+    """Names of the graph's inputs; the deeper passes' only for a drafter with K > 1."""
+    deeper = ("deeper_query", "deeper_rope") if step.kind == DRAFT and step.k > 1 else ()
+    return ("query", "query_rope", *deeper, "latent", "rope", "block_table", "attn_mask")
+
+
 def example(step: Step) -> dict[str, Any]:
-    """The step's tensors by their names in the graph, zeros in bf16; deeper passes' only for a drafter with K > 1."""
+    """The step's tensors by `input_names`, zeros in bf16."""
     import torch
 
     from mtp_runtime.attention.mask import causal_mask
@@ -62,15 +68,18 @@ def example(step: Step) -> dict[str, Any]:
     tokens = step.slots * (step.k + 1)
     columns = -(-(step.kv + step.k) // step.block_size)
     cache = (step.requests * columns, 1, step.block_size)
-    shapes = {"query": (tokens, step.heads, LATENT), "query_rope": (tokens, step.heads, ROPE)}
-    if step.kind == DRAFT and step.k > 1:
-        shapes["deeper_query"] = (step.k - 1, step.slots, step.heads, LATENT)
-        shapes["deeper_rope"] = (step.k - 1, step.slots, step.heads, ROPE)
-    shapes |= {"latent": (*cache, LATENT), "rope": (*cache, ROPE)}
-    made = {name: torch.zeros(shape, dtype=torch.bfloat16) for name, shape in shapes.items()}
-    made["block_table"] = torch.zeros(step.slots, columns, dtype=torch.int32)
-    made["attn_mask"] = causal_mask()
-    return made
+    shapes = {
+        "query": (tokens, step.heads, LATENT),
+        "query_rope": (tokens, step.heads, ROPE),
+        "deeper_query": (step.k - 1, step.slots, step.heads, LATENT),
+        "deeper_rope": (step.k - 1, step.slots, step.heads, ROPE),
+        "latent": (*cache, LATENT),
+        "rope": (*cache, ROPE),
+    }
+    made = {"block_table": torch.zeros(step.slots, columns, dtype=torch.int32), "attn_mask": causal_mask()}
+    names = input_names(step)
+    halves = {name: torch.zeros(shapes[name], dtype=torch.bfloat16) for name in names if name in shapes}
+    return {name: {**made, **halves}[name] for name in names}
 
 
 def module(step: Step) -> Any:
