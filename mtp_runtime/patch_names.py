@@ -5,7 +5,7 @@ Here without an engine, for the cluster files; mtp_runtime/adapters/vllm_ascend/
 
 from collections.abc import Collection
 
-PATCH_NAMES = ("sampler", "padding", "graph_sizes", "attention")
+PATCH_NAMES = ("sampler", "padding", "graph_sizes", "attention", "placeholders")
 NONE = "none"
 
 

@@ -143,6 +143,7 @@ class Patches(Strict):
     padding: bool = Field(True, description="padded lengths by our planner")
     graph_sizes: bool = Field(True, description="graph sizes that are all captured and used")
     attention: bool = Field(True, description="every call of the attention operator checked before it is made")
+    placeholders: bool = Field(True, description="placeholder drafts of new requests on D not counted as drafts")
 
 
 class Mtp(Strict):

@@ -1,7 +1,7 @@
 """A request's first step on D, by the real schedulers and the scheduler's side of the real Mooncake connector.
 
-Placeholders are vllm-ascend's own: our runtime renders `recompute_scheduler_enable` and adds nothing to them. With
-slack the request keeps its one token.
+Placeholders are vllm-ascend's own: our runtime renders `recompute_scheduler_enable` and keeps them out of the draft
+statistics. With slack the request keeps its one token.
 """
 
 import json
@@ -13,12 +13,12 @@ import cpu_runner
 import pytest
 from vllm.config import set_current_vllm_config
 from vllm.sampling_params import SamplingParams
-from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec
-from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
+from vllm.v1.outputs import DraftTokenIds, KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
+from mtp_runtime.adapters.vllm_ascend import placeholders as placeholders_patch
 from mtp_runtime.adapters.vllm_cpu.settings import settings
 
 LIMIT = 1024
@@ -34,8 +34,8 @@ TRANSFER = {
 PLACEHOLDER = -1
 
 
-def scheduler(k: int, placeholders: bool, asynchronous: bool = False) -> Any:
-    """The scheduler that the engine of a D server makes."""
+def scheduler(k: int, placeholders: bool, asynchronous: bool = False, own: bool = False) -> Any:
+    """The scheduler that the engine of a D server makes; own: vllm-ascend's class below ours."""
     words = ["--no-enable-prefix-caching", "--kv-transfer-config", json.dumps(TRANSFER)]
     words += ["--async-scheduling" if asynchronous else "--no-async-scheduling"]
     words += ["--additional-config", json.dumps({"recompute_scheduler_enable": placeholders})]
@@ -45,8 +45,9 @@ def scheduler(k: int, placeholders: bool, asynchronous: bool = False) -> Any:
     settings.cache_clear()
     made.cache_config.num_gpu_blocks = BLOCKS
     cache = KVCacheConfig(BLOCKS, [], [KVCacheGroupSpec(cpu_runner.LAYERS, cpu_runner.cache_spec(made))])
+    found = made.scheduler_config.get_scheduler_cls()
     with set_current_vllm_config(made), cpu_runner.edge():
-        return made.scheduler_config.get_scheduler_cls()(
+        return (found.__mro__[2] if own else found)(
             made, cache, StructuredOutputManager(made), block_size=made.cache_config.block_size, log_stats=True
         )
 
@@ -78,7 +79,7 @@ def hand_over(made: Any, prompt: int, name: str = "r") -> Any:
 @pytest.mark.parametrize("k", [1, 3])
 def test_a_new_request_gets_k_placeholders(k: int, asynchronous: bool) -> None:
     made = scheduler(k, placeholders=True, asynchronous=asynchronous)
-    assert type(made).__name__ == ("AsyncRecomputeScheduler" if asynchronous else "RecomputeScheduler")
+    assert type(made).__name__ == ("MtpAsyncRecomputeScheduler" if asynchronous else "MtpRecomputeScheduler")
     step = hand_over(made, 10)
     assert step.scheduled_spec_decode_tokens == {"r": [PLACEHOLDER] * k}
     assert step.num_scheduled_tokens == {"r": k + 1}
@@ -95,16 +96,30 @@ def test_placeholders_stay_within_max_model_len(prompt: int, drafts: int) -> Non
     assert tokens == drafts + 1 and step.scheduled_new_reqs[0].num_computed_tokens + tokens <= LIMIT
 
 
-def test_they_count_as_drafts() -> None:
-    """Left as it is: each request lowers the engine's acceptance by K drafts that never were."""
-    made = scheduler(3, placeholders=True)
-    step = hand_over(made, 10)
-    # What the sampler answers to three placeholders: one token.
-    output = ModelRunnerOutput(["r"], {"r": 0}, [[5]])
-    outputs = made.update_from_output(step, output)
-    stats = next(found.scheduler_stats for found in outputs.values() if isinstance(found, EngineCoreOutputs))
-    counted = stats.spec_decoding_stats
-    assert (counted.num_drafts, counted.num_draft_tokens, counted.num_accepted_tokens) == (1, 3, 0)
+def counted(made: Any, step: Any, answer: list[int]) -> tuple[int, int, int] | None:
+    """Draft steps, drafts and accepted drafts that the engine tells of a step; None where of none."""
+    outputs = made.update_from_output(step, ModelRunnerOutput(["r"], {"r": 0}, [answer]))
+    stats = next(found.scheduler_stats for found in outputs.values() if found.scheduler_stats)
+    found = stats.spec_decoding_stats
+    return found and (found.num_drafts, found.num_draft_tokens, found.num_accepted_tokens)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_placeholders_are_no_drafts(asynchronous: bool) -> None:
+    """vllm-ascend's own class counts them; ours does not, and counts the drafts of the next step."""
+    for own in (True, False):
+        made = scheduler(3, placeholders=True, asynchronous=asynchronous, own=own)
+        assert (type(made).__module__ == placeholders_patch.MODULE) == own
+        step = hand_over(made, 10)
+        # The sampler rejects placeholders: one token.
+        assert counted(made, step, [5]) == ((1, 3, 0) if own else None)
+        if asynchronous:
+            made.requests["r"].spec_token_ids = [PLACEHOLDER] * 3
+        else:
+            made.update_draft_token_ids(DraftTokenIds(["r"], [[7, 8, 9]]))
+        step = made.schedule()
+        assert len(step.scheduled_spec_decode_tokens["r"]) == 3
+        assert counted(made, step, [7, 8, 5]) == (1, 3, 2)
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mtp_runtime.adapters.vllm_ascend import attention, graph_sizes, padding, sampler
+from mtp_runtime.adapters.vllm_ascend import attention, graph_sizes, padding, placeholders, sampler
 from mtp_runtime.adapters.vllm_ascend.patches import Patch
 
-PATCHES: tuple[Patch, ...] = (graph_sizes.PATCH, padding.PATCH, attention.PATCH, sampler.PATCH)
+PATCHES: tuple[Patch, ...] = (graph_sizes.PATCH, padding.PATCH, attention.PATCH, sampler.PATCH, placeholders.PATCH)

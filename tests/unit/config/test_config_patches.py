@@ -23,8 +23,8 @@ def test_the_keys_are_the_names() -> None:
     ("off", "expected"),
     [
         ((), None),
-        (("sampler",), "padding,graph_sizes,attention"),
-        (("attention", "padding"), "sampler,graph_sizes"),
+        (("sampler",), "padding,graph_sizes,attention,placeholders"),
+        (("attention", "padding"), "sampler,graph_sizes,placeholders"),
         (PATCH_NAMES, "none"),
     ],
 )
