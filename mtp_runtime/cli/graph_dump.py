@@ -21,13 +21,13 @@ from rich.text import Text
 
 import mtp_runtime
 from mtp_runtime import releases
-from mtp_runtime.adapters.vllm_ascend.graph_export import DECODE, FILE, MISSING, STEPS, Step, input_names, words
 from mtp_runtime.cli.app import BAD_INPUT, AsJson, Inventories, Name, fail, out
 from mtp_runtime.config import edit
 from mtp_runtime.config.graph_plan import full_slots
 from mtp_runtime.config.problems import ConfigError, Problem
 from mtp_runtime.config.schema import Cluster
 from mtp_runtime.graphs import dump as dumps
+from mtp_runtime.graphs.exported_step import DECODE, FILE, MISSING, STEPS, Step, input_names, words
 from mtp_runtime.graphs.planner import PlanError
 
 ROOT = Path(mtp_runtime.__file__).resolve().parents[1]

@@ -18,7 +18,7 @@ import torch_npu  # noqa: F401  brings torchair along
 import torchair
 from decode_cases import CASES, SCALE
 
-from mtp_runtime.adapters.vllm_ascend.graph_export import DRAFT, FILE, Step, example
+from mtp_runtime.adapters.vllm_ascend.graph_export import example
 from mtp_runtime.adapters.vllm_ascend.torchair_options import (
     STATIC_INPUTS,
     TorchairOptions,
@@ -27,6 +27,7 @@ from mtp_runtime.adapters.vllm_ascend.torchair_options import (
     mark_static,
 )
 from mtp_runtime.graphs import dump
+from mtp_runtime.graphs.exported_step import DRAFT, FILE, Step
 
 HERE = Path(__file__).resolve().parent
 CASE = CASES["K=1, sixteen fresh requests, two slack slots"]

@@ -11,52 +11,15 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from mtp_runtime.adapters.vllm_ascend.torchair_options import TorchairOptions, compiler_config
-from mtp_runtime.graphs.planner import Graph, plan
+from mtp_runtime.graphs.exported_step import MISSING, Step, input_names
 
 LATENT, ROPE = 512, 64
 SCALE = 192**-0.5
 """Softmax scale of DeepSeek's heads of 128 and 64."""
-DECODE, DRAFT = "decode", "draft"
-STEPS = (DECODE, DRAFT)
-FILE = "dynamo.pbtxt"
-MISSING = 3
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """A step at a full batch. heads: query heads of one rank; slots: of the graph, `requests` of them taken; kv: KV
-    length of each request; dynamic: inputs whose first dimension is marked as one that changes.
-    """
-
-    heads: int
-    slots: int
-    requests: int
-    k: int
-    block_size: int
-    kv: int = 4096
-    kind: str = DECODE
-    dynamic: tuple[str, ...] = ()
-
-    def lengths(self) -> list[tuple[list[int], list[int]]]:
-        """Both lists of each pass: the one over all K + 1 tokens, and, for a drafter, K - 1 over a token a slot."""
-        width = self.k + 1
-        first = plan([width] * self.requests, [self.kv] * self.requests, Graph(self.slots, width))
-        passes = [(first.actual_seq_lengths, first.actual_seq_lengths_kv)]
-        if self.kind == DRAFT:
-            ends, free = list(range(1, self.slots + 1)), [0] * (self.slots - self.requests)
-            passes += [(ends, [self.kv + depth] * self.requests + free) for depth in range(1, self.k)]
-        return passes
-
-
-def input_names(step: Step) -> tuple[str, ...]:
-    """Names of the graph's inputs; the deeper passes' only for a drafter with K > 1."""
-    deeper = ("deeper_query", "deeper_rope") if step.kind == DRAFT and step.k > 1 else ()
-    return ("query", "query_rope", *deeper, "latent", "rope", "block_table", "attn_mask")
 
 
 def example(step: Step) -> dict[str, Any]:
@@ -163,11 +126,6 @@ def export(
         config=torchair.CompilerConfig() if options is None else compiler_config(options),
         **tensors,
     )
-
-
-def words(step: Step, folder: Path) -> list[str]:
-    """This module's command line, after the interpreter."""
-    return ["-m", __spec__.name if __spec__ else __name__, json.dumps(asdict(step)), str(folder)]
 
 
 def main() -> int:
