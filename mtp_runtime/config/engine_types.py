@@ -82,6 +82,6 @@ class CompilationConfig(Strict):
     cudagraph_capture_sizes: Literal["auto"] | Annotated[list[Count], Field(min_length=1)] | None = Field(
         None,
         description="graph sizes, query tokens; auto = derived from max_num_seqs, K and padding; null = auto on CPU, "
-        "the engine's choice on Ascend",
+        "on Ascend the engine's choice, or auto where that has none for a full batch",
     )
     max_cudagraph_capture_size: Count | None = Field(None, description="largest graph, query tokens")

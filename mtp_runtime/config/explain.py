@@ -14,6 +14,7 @@ from .graph_plan import (
     derived_tokens,
     full_slots,
     graph_mode,
+    misses_full_batch,
     on_cpu,
     padding,
     stated,
@@ -193,7 +194,7 @@ def _sizes_how(cluster: Cluster, role: Role, requests: int | None, k: int) -> st
     asked = stated(cluster, role).cudagraph_capture_sizes
     if torchair_sizes(cluster, role):
         return f"graph_batch_sizes, requests, x (K + 1 = {k + 1})"
-    if not on_cpu(cluster) and asked is None:
+    if not on_cpu(cluster) and asked is None and not misses_full_batch(cluster, role):
         return ENGINES
     slots = full_slots(cluster, role)
     if not on_cpu(cluster) and slots != requests:

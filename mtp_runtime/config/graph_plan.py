@@ -21,6 +21,9 @@ GRAPH_MODE: dict[str, GraphMode] = {
 
 # Up to so many requests every number of them gets a graph; a captured size costs streams and memory.
 MOST_GRAPHS = 8
+# The sizes that vLLM makes itself, tokens; platform.py of vllm-ascend ends them at max_num_seqs x (K + 1), or OWN_MOST.
+OWN_MOST = 512
+OWN_SIZES = (1, 2, 4, *range(8, 256, 8), *range(256, OWN_MOST + 1, 16))
 
 
 class Padding(NamedTuple):
@@ -126,7 +129,8 @@ def sizes_in_force(cluster: Cluster, role: Role) -> list[int] | None:
 
 
 def capture_sizes(cluster: Cluster, role: Role) -> list[int]:
-    """Graph sizes, query tokens: the stated ones; else, on CPU or with auto, n x (K + 1) for the slots worth a graph.
+    """Graph sizes, query tokens: the stated ones; else n x (K + 1) for the slots worth a graph: on CPU, with auto, and
+    where the engine's own sizes have none for a full batch.
 
     Empty: no graphs, or on vllm-ascend the engine's choice. The cluster must have passed R03, R21 and R43.
     """
@@ -137,7 +141,8 @@ def capture_sizes(cluster: Cluster, role: Role) -> list[int]:
         return [size * (cluster.draft_tokens(role) + 1) for size in sorted(set(torchair))]
     if written := written_sizes(cluster, role):
         return sorted(set(written))
-    asked = on_cpu(cluster) or stated(cluster, role).cudagraph_capture_sizes == "auto"
+    auto = stated(cluster, role).cudagraph_capture_sizes == "auto"
+    asked = on_cpu(cluster) or auto or misses_full_batch(cluster, role)
     if not asked or serving.max_num_seqs is None:
         return []
     k = cluster.draft_tokens(role)
@@ -146,6 +151,20 @@ def capture_sizes(cluster: Cluster, role: Role) -> list[int]:
     # Without drafts there is nothing to pad for; PLACEHOLDER adds no slots.
     slots = graph_slots(serving.max_num_seqs, k, padding(cluster, role).method or PLACEHOLDER)
     return [count * (k + 1) for count in slots]
+
+
+def misses_full_batch(cluster: Cluster, role: Role) -> bool:
+    """Whether vllm-ascend, left to itself, runs a full decode step of K + 1 tokens a request eagerly (vLLM#37865).
+
+    Above OWN_MOST tokens it means to.
+    """
+    serving, k = cluster.role_serving(role), cluster.draft_tokens(role)
+    if on_cpu(cluster) or role == "prefill" or k == 0 or serving.max_num_seqs is None:
+        return False
+    left = serving.graph_mode == "full" and torchair_sizes(cluster, role) is None
+    left = left and stated(cluster, role).max_cudagraph_capture_size is None
+    tokens = serving.max_num_seqs * (k + 1)
+    return left and k <= MAX_K and cluster.mtp.padding != SLACK and tokens <= OWN_MOST and tokens not in OWN_SIZES
 
 
 def _ascend_slots(cluster: Cluster, role: Role, requests: int) -> list[int]:
@@ -161,7 +180,8 @@ def compilation_config(cluster: Cluster, role: Role) -> dict[str, Any] | None:
     """--compilation-config of a role; None = no such flag."""
     serving, mode = cluster.role_serving(role), graph_mode(cluster, role)
     written = stated(cluster, role).model_dump(exclude_none=True)
-    if written.pop("cudagraph_capture_sizes", None) and (sizes := capture_sizes(cluster, role)):
+    asked = written.pop("cudagraph_capture_sizes", None) or misses_full_batch(cluster, role)
+    if asked and (sizes := capture_sizes(cluster, role)):
         written["cudagraph_capture_sizes"] = sizes
     if not on_cpu(cluster):
         # torchair has its own key, and no cudagraph_mode beside it.

@@ -15,6 +15,7 @@ from mtp_runtime.config.plan_checks import flag
 MakeCopy = Callable[[str], Copy]
 RECOMPUTE = "serving.decode.additional_config.recompute_scheduler_enable"
 A3 = api.load_checked("a3")
+BATCHED = "serving.decode.max_num_batched_tokens"
 SIZES = "serving.decode.compilation_config.cudagraph_capture_sizes"
 
 
@@ -75,7 +76,9 @@ def test_batched_tokens_on_cpu_hold_a_whole_prompt(copy: MakeCopy) -> None:
         ({"serving.decode.max_num_seqs": 20}, [3, 6, 12, 24, 48, 60]),
         ({"mtp.padding": "slack", RECOMPUTE: False}, [15]),
         ({SIZES: [12, 6]}, [6, 12]),
-        ({SIZES: None}, None),
+        ({SIZES: None, "mtp.num_speculative_tokens": 1}, None),
+        # The engine's own end at 8 of the 12 tokens of a full batch.
+        ({SIZES: None}, [3, 6, 9, 12]),
         ({"serving.decode.graph_mode": "eager"}, None),
     ],
 )
@@ -130,3 +133,21 @@ def test_memory_fraction_leaves_room_for_the_drafter(edits: dict[str, Any], want
 def test_no_memory_fraction_on_cpu() -> None:
     assert {fraction(rank) for rank in api.plan("local")["ranks"]} == {None}
     assert sizes.largest_fraction(api.load_checked("local"), "decode") is None
+
+
+@pytest.mark.parametrize(
+    ("k", "seqs", "rendered"),
+    [
+        (2, 5, [3, 6, 9, 12, 15]),
+        (2, 14, [3, 6, 12, 24, 42]),
+        (1, 13, [2, 4, 8, 16, 26]),
+        (2, 40, None),  # 120 tokens: one of the engine's own
+        (1, 3, [2, 4, 6]),
+        (3, 200, None),  # above the 512 tokens at which vllm-ascend ends its sizes on purpose
+    ],
+)
+def test_a_full_batch_has_a_graph_on_ascend(k: int, seqs: int, rendered: list[int] | None, copy: MakeCopy) -> None:
+    edits = {"mtp.num_speculative_tokens": k, "serving.decode.max_num_seqs": seqs, BATCHED: seqs * (k + 1)}
+    assert captured(ranks("a3", edits, copy)[-1]) == rendered
+    off = copy("a3-v31").edit({"mtp.enabled": False, "serving.decode.max_num_seqs": seqs})
+    assert captured(api.plan("a3-v31", off.root)["ranks"][-1]) is None
