@@ -37,7 +37,7 @@ GIVEN = {
     "model_config.disable_cascade_attn": "a GPU's feature; MLA has none",
     "parallel_config.all2all_backend": "keeps vLLM's sequence parallel MoE off; the NPU has its own dispatch",
     "parallel_config.worker_cls": "the worker; ours with MTP",
-    "scheduler_config.scheduler_cls": "D: the recompute scheduler, which makes placeholder drafts; ours, which does not count them",
+    "scheduler_config.scheduler_cls": "D: the recompute scheduler, which makes placeholder drafts, with our statistics",
     "speculative_config.quantization": "none: the drafter takes the target's",
     # The same objects, seen from the drafter.
     "speculative_config.target_model_config.disable_cascade_attn": "as above",
