@@ -233,8 +233,8 @@ def fields(value: Any, prefix: str = "", depth: int = 3) -> dict[str, str]:
     return found
 
 
-# (K, max_num_seqs) whose full batch vLLM's own sizes miss: they go up in steps of 8 and end below it (vLLM#37865, still so
-# in 0.23). test_conformance_plugin.py shows what the engine does then; we render sizes.
+# (K, max_num_seqs) whose full batch vLLM's own sizes miss: they go up in steps of 8 and end below it (vLLM#37865, still
+# so in 0.23). test_conformance_plugin.py shows what the engine does then; we render sizes.
 MISSED = ((2, 5), (2, 14), (2, 28), (4, 9), (1, 13))
 
 

@@ -11,10 +11,13 @@ from pathlib import Path
 
 import pytest
 from forked import Forks
+from inventories import edited
 
 from mtp_runtime.adapters.vllm_ascend import install, patches
 from mtp_runtime.adapters.vllm_ascend.registry import PATCHES
+from mtp_runtime.config import api
 from mtp_runtime.metrics import names
+from mtp_runtime.patch_names import PATCH_NAMES
 
 ROOT = Path(__file__).resolve().parents[2]
 UNPACKED = ROOT / ".local/conformance/vllm-ascend-0.23.0.post1"
@@ -192,6 +195,17 @@ def test_a_changed_line_is_noticed(patch: patches.Patch, target: patches.Target)
     if patches.digest(changed, target.name) != patches.digest(text, target.name):
         with pytest.raises(patches.PatchRefused, match="another source"):
             target.check(changed)
+
+
+def test_the_cluster_files_names_are_the_registrys() -> None:
+    assert sorted(PATCH_NAMES) == sorted(NAMES)
+
+
+def test_a_switch_in_the_cluster_file_reaches_the_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = edited("a3", {"mtp.patches": {"sampler": False}}, tmp_path)
+    for rank in api.plan("a3", root)["ranks"]:
+        monkeypatch.setenv(install.VARIABLE, rank["env"][install.VARIABLE])
+        assert [patch.name for patch in install.chosen()] == [name for name in NAMES if name != "sampler"]
 
 
 def test_the_releases_are_those_that_were_read() -> None:

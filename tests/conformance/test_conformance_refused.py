@@ -4,7 +4,6 @@ One table: the engine's own words, what comes of them there, and the same settin
 """
 
 import json
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
+from inventories import edited
 from real_config import make_config, write_model
 
 from mtp_runtime.config import api
@@ -216,17 +215,7 @@ def test_the_engine_takes_it_and_we_do_not(name: str, tmp_path: Path) -> None:
 
 def refused(case: Case, tmp_path: Path) -> list[tuple[str, str]]:
     """Rule and key of everything that our check says about the edited inventory."""
-    shutil.copytree(api.inventories() / case.base, tmp_path / case.base)
-    for dotted, value in case.edits.items():
-        section, *path, last = dotted.split(".")
-        file = tmp_path / case.base / "group_vars/all" / f"{section}.yml"
-        data = yaml.safe_load(file.read_text())
-        node = data[section]
-        for part in path:
-            node[part] = node.get(part) or {}
-            node = node[part]
-        node[last] = value
-        file.write_text(yaml.safe_dump(data))
+    edited(case.base, case.edits, tmp_path)
     with pytest.raises(ConfigError) as error:
         api.check(case.base, tmp_path)
     return [(problem.rule, problem.key) for problem in error.value.problems]
