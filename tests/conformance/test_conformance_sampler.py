@@ -66,7 +66,7 @@ def counts_of(kind: str, k: int, generator: torch.Generator) -> list[int]:
 def test_greedy_is_token_identical(kind: str, lying: str, k: int) -> None:
     """Most drafts are the argmax, some others, some placeholders, and one block of placeholders alone."""
     seen = 0
-    for seed in range(6):
+    for seed in range(4):
         g = torch.Generator().manual_seed(100 * seed + k)
         counts = counts_of(lying, k, g)
         logits = LOGITS[kind](g, sum(counts) + B)
@@ -79,7 +79,7 @@ def test_greedy_is_token_identical(kind: str, lying: str, k: int) -> None:
         old, new = both(logits, drafts, counts, sampling(torch.zeros(B)))
         assert torch.equal(old, new)
         seen += int((new[:, 1] >= 0).sum())
-    assert seen > 6, "drafts were accepted"
+    assert seen > 4, "drafts were accepted"
 
 
 # N of each K: the joint test then finds a total variation of 1 % with a probability of 0.99 (`test_verify_lossless`).
