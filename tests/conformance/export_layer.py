@@ -2,7 +2,8 @@
 
 FOLDER/decode: a step of CASE with its two slack slots. FOLDER/draft: the drafter's K = 3 passes over the same slots, in
 vllm-ascend's drafter context, all of one layer and one cache. FOLDER/dynamic: the first, one input marked dynamic.
-Each in a forked process, which dies in CANN's graph engine after its graph is written.
+FOLDER/dense and FOLDER/sparse: the drafter's passes of OPTIONS_STEP under the torchair line's options. Each in a forked
+process, which dies in CANN's graph engine after its graph is written.
 """
 
 from __future__ import annotations
@@ -18,10 +19,13 @@ from decode_cases import CASES, HEADS, NOPE, ROPE, Case, numbers
 from vllm.forward_context import get_forward_context, set_forward_context
 
 from mtp_runtime.adapters.vllm_ascend import attention
-from mtp_runtime.adapters.vllm_ascend.graph_export import export
+from mtp_runtime.adapters.vllm_ascend.graph_export import example, export, module
+from mtp_runtime.adapters.vllm_ascend.torchair_options import TorchairOptions, set_compile_mode
+from mtp_runtime.graphs.exported_step import DRAFT, Step
 
 CASE = "K=1, sixteen fresh requests, two slack slots"
 K = 3
+OPTIONS_STEP = Step(heads=8, slots=18, requests=16, k=3, block_size=128, kind=DRAFT)
 
 
 class Layer(torch.nn.Module):
@@ -66,11 +70,20 @@ def write(name: str, folder: Path) -> None:
         export(Layer(case, metas), {**tensors, "attn_mask": meta.decode.attn_mask}, folder / name, dynamic)
 
 
+def write_with_options(name: str, folder: Path) -> None:
+    """One graph under the options, dense or sparse."""
+    options = TorchairOptions(sparse=name == "sparse")
+    set_compile_mode(options)
+    export(module(OPTIONS_STEP), example(OPTIONS_STEP), folder / name, options=options)
+
+
+GRAPHS = dict.fromkeys(("decode", "draft", "dynamic"), write) | dict.fromkeys(("dense", "sparse"), write_with_options)
+
 if __name__ == "__main__":
     attention.PATCH.check()
-    for wanted in ("decode", "draft", "dynamic"):
+    for wanted, make in GRAPHS.items():
         child = os.fork()
         if not child:
-            write(wanted, Path(sys.argv[1]))
+            make(wanted, Path(sys.argv[1]))
             os._exit(0)
         os.waitpid(child, 0)

@@ -21,7 +21,7 @@ from vllm.forward_context import get_forward_context, set_forward_context
 from vllm_ascend.attention import mla_v1
 from vllm_ascend.compilation import acl_graph
 
-from mtp_runtime.adapters.vllm_ascend import attention
+from mtp_runtime.adapters.vllm_ascend import attention, slack
 from mtp_runtime.adapters.vllm_cpu.settings import settings
 from mtp_runtime.attention.call import OPERATORS, SCHEMA, FiaCall
 from mtp_runtime.attention.constraints import RULES, check
@@ -314,6 +314,31 @@ def test_update_of_a_graph_is_checked(debug: bool, graphs: acl_graph.GraphParams
     with pytest.raises(FiaCallRefused, match=r"last is 35, T is 36\..*F05"):
         update(graphs, 5)
     assert not Fia.calls
+
+
+def test_update_with_slack_padding_is_checked(
+    debug: bool, graphs: acl_graph.GraphParams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Our other patch's own update, which hands over the step's lengths."""
+    capture()
+    monkeypatch.setenv("MTP_PADDING", "slack")
+    settings.cache_clear()
+    relaunch = slack.own_lengths(mla_v1.AscendMLAImpl.update_graph_params)
+    *_, meta = step(CASE, numbers(CASE), 3)
+    speculative = configuration().speculative_config
+    with set_forward_context({"layer": meta}, configuration()):
+        context = get_forward_context()
+        context.is_draft_model, context.capturing = False, False
+        Fia.calls.clear()
+        relaunch(None, context, PLAN.graph.tokens, configuration(), speculative)
+        assert Fia.calls[0]["actual_seq_lengths"] == PLAN.actual_seq_lengths
+        meta.decode.actual_seq_lengths_q = WRONG["a 20-token segment"][0]["actual_seq_lengths_q"]
+        if debug:
+            with pytest.raises(FiaCallRefused, match="F06"):
+                relaunch(None, context, PLAN.graph.tokens, configuration(), speculative)
+        else:
+            relaunch(None, context, PLAN.graph.tokens, configuration(), speculative)
+    assert len(Fia.calls) == (1 if debug else 2)
 
 
 def test_from_tensors_is_the_plans_description() -> None:

@@ -9,7 +9,6 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,6 @@ import torch_npu  # noqa: F401  brings torchair along
 import torchair
 from decode_cases import CASES, SCALE
 
-from mtp_runtime.adapters.vllm_ascend.graph_export import example
 from mtp_runtime.adapters.vllm_ascend.torchair_options import (
     STATIC_INPUTS,
     TorchairOptions,
@@ -27,8 +25,10 @@ from mtp_runtime.adapters.vllm_ascend.torchair_options import (
     mark_static,
 )
 from mtp_runtime.graphs import dump
-from mtp_runtime.graphs.exported_step import DRAFT, FILE, Step
+from mtp_runtime.graphs.exported_step import DRAFT, FILE, Step, input_names
 
+GRAPHS = ("decode", "draft", "dynamic", "dense", "sparse")
+STEP = Step(heads=8, slots=18, requests=16, k=3, block_size=128, kind=DRAFT)
 HERE = Path(__file__).resolve().parent
 CASE = CASES["K=1, sixteen fresh requests, two slack slots"]
 ATTRIBUTES = {
@@ -56,24 +56,21 @@ ATTRIBUTES = {
 """Every attribute of the node."""
 
 
-def run(script: str, *words: str) -> str:
-    """The end of what a process printed, which may die once its files are there."""
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three graphs of the real AscendMLAImpl's decode, and two under the options of the torchair line."""
+    made = tmp_path_factory.mktemp("graphs")
     env = {**os.environ, "PYTHONPATH": str(HERE.parents[1]), "VLLM_LOGGING_LEVEL": "ERROR"}
-    done = subprocess.run([sys.executable, HERE / script, *words], env=env, capture_output=True, text=True)
-    return done.stdout[-2000:] + done.stderr[-3000:]
-
-
-def graph(folder: Path, told: str) -> dict[str, dump.Node]:
-    assert (folder / FILE).exists(), told
-    return dump.read((folder / FILE).read_text())
+    command = [sys.executable, HERE / "export_layer.py", made]
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    absent = [name for name in GRAPHS if not (made / name / FILE).exists()]
+    assert not absent, (absent, done.stdout[-2000:], done.stderr[-3000:])
+    return made
 
 
 @pytest.fixture(scope="module")
-def layer(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, dump.Node]]:
-    """Three graphs of the real AscendMLAImpl's decode."""
-    folder = tmp_path_factory.mktemp("graphs")
-    told = run("export_layer.py", str(folder))
-    return {name: graph(folder / name, told) for name in ("decode", "draft", "dynamic")}
+def layer(folder: Path) -> dict[str, dict[str, dump.Node]]:
+    return {name: dump.read((folder / name / FILE).read_text()) for name in GRAPHS}
 
 
 def test_the_decode_step_of_the_real_layer(layer: dict[str, dict[str, dump.Node]]) -> None:
@@ -116,25 +113,22 @@ def test_a_dynamic_input_is_noticed(layer: dict[str, dict[str, dump.Node]]) -> N
     assert not dump.dynamic_inputs(layer["decode"])
 
 
-STEP = Step(heads=8, slots=18, requests=16, k=3, block_size=128, kind=DRAFT)
-
-
 @pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])
-def test_the_options_of_the_torchair_line(sparse: bool, tmp_path: Path) -> None:
+def test_the_options_of_the_torchair_line(sparse: bool, folder: Path, layer: dict[str, dict[str, dump.Node]]) -> None:
     """Every dimension is static. The lists of lengths are inputs with `dynamic`, constants without."""
-    told = run("export_options.py", str(tmp_path), json.dumps(asdict(STEP)), str(int(sparse)))
-    found = graph(tmp_path, told)
+    name = "sparse" if sparse else "dense"
+    found = layer[name]
     assert not dump.dynamic(found)
     calls = dump.attention_calls(found)
     assert len(calls) == STEP.k
-    lists = {name: shape.dims for name, shape in dump.inputs(found).items() if name not in example(STEP)}
+    lists = {key: shape.dims for key, shape in dump.inputs(found).items() if key not in input_names(STEP)}
     if sparse:
         assert not lists and [(c["actual_seq_lengths"], c["actual_seq_lengths_kv"]) for c in calls] == STEP.lengths()
     else:
         # How many slots there are is fixed, what their lengths are is not.
         assert lists and set(lists.values()) == {(STEP.slots,)}
         assert {(c["actual_seq_lengths"], c["actual_seq_lengths_kv"]) for c in calls} == {(None, None)}
-    written = json.loads((tmp_path / "options.json").read_text())["compile options"]["graph"]
+    written = json.loads((folder / name / "options.json").read_text())["compile options"]["graph"]
     assert written["ge.tiling_schedule_optimize"] == "1"
 
 
