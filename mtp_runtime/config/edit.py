@@ -15,14 +15,14 @@ from .nodes import Refused, plain
 from .problems import ConfigError, KeyPath, Problem, dotted
 from .schema import Cluster
 from .store import ChangedMeanwhile, locked, write_all
-from .text_edit import Unplaceable, for_people, put
+from .text_edit import REMOVED, Unplaceable, for_people, put
 
 BY_HAND = "edit the file by hand"
 
 
 @dataclass(frozen=True)
 class Change:
-    """What an assignment did. old, new: as YAML; None where the key is not written."""
+    """What an assignment did. old, new: as YAML, a password hidden; None where the key is not written."""
 
     file: str
     key: str
@@ -99,8 +99,8 @@ def set_values(name: str, words: list[str], root: Path | None = None) -> tuple[C
         changed = {section: text for section, text in new.items() if text != texts[section]}
         found = check(name, root, changed)
         _write(place, {section: (texts[section], text) for section, text in changed.items()})
-    changes = [_change(files, one, data, texts, new) for one in assignments]
-    return found, [one for one in changes if one.old != one.new]
+    changes = (_change(files, one, data, new) for one in assignments)
+    return found, [one for one in changes if one is not None]
 
 
 def _texts(files: Files) -> tuple[dict[str, str], dict[str, Any]]:
@@ -124,18 +124,23 @@ def _texts(files: Files) -> tuple[dict[str, str], dict[str, Any]]:
     return texts, data
 
 
-def _change(files: Files, one: Assignment, data: dict[str, Any], texts: dict[str, str], new: dict[str, str]) -> Change:
+def _change(files: Files, one: Assignment, data: dict[str, Any], new: dict[str, str]) -> Change | None:
+    """What an assignment changed; None when nothing. The values are compared, not their texts: passwords look alike."""
     after = plain(parse(new[one.section].removeprefix("\ufeff"))[0], lambda path, line: None)[0]
-    return Change(files.shown(one.section), one.key, _shown(data[one.section], one.path), _shown(after, one.path))
+    values = [_value_at(data[one.section], one.path), _value_at(after, one.path)]
+    if repr(values[0]) == repr(values[1]) and values[0] == values[1]:
+        return None
+    old, new_text = (None if value is REMOVED else for_people(value, one.path) for value in values)
+    return Change(files.shown(one.section), one.key, old, new_text)
 
 
-def _shown(data: Any, path: KeyPath) -> str | None:
-    """A value as YAML, from the data of one file; None where it is not written."""
+def _value_at(data: Any, path: KeyPath) -> Any:
+    """A value, from the data of one file; REMOVED where it is not written."""
     for part in path:
         if not isinstance(data, dict) or part not in data:
-            return None
+            return REMOVED
         data = data[part]
-    return for_people(data, path)
+    return data
 
 
 def _unplaceable(files: Files, section: str, key: str, error: Unplaceable) -> Problem:

@@ -16,6 +16,10 @@ NAMES = {"hosts": HOSTS_FILE, **{section: f"{VARS_FOLDER}/{section}.yml" for sec
 MAX_FILE_BYTES = 1 << 18
 # Ansible reads variables from files with these suffixes.
 READ_BY_ANSIBLE = ("", ".yml", ".yaml", ".json")
+# Beside the variables Ansible reads an inventory's whole folder, subfolders too, but for hidden files and names that end
+# in one of these (INVENTORY_IGNORE_EXTS of ansible-core). Which of the rest it understands its configuration says.
+PASSED_OVER = (".bak", ".cfg", ".md", ".orig", ".pyc", ".pyo", ".retry", ".rpm", ".rst", ".swp", ".txt", "~")
+VARS_FOLDERS = ("group_vars", "host_vars", "vars_plugins")
 
 
 @dataclass(frozen=True)
@@ -58,8 +62,10 @@ def on_disk(folder: Path, overrides: dict[str, str] | None = None) -> Files:
 
 def _strays(folder: Path) -> list[Path]:
     known = {folder / name for name in NAMES.values()} | {folder / VARS_FOLDER}
-    found = [*folder.glob("group_vars/*"), *folder.glob("host_vars/*"), *folder.glob(f"{VARS_FOLDER}/*")]
-    return sorted(p for p in found if p not in known and p.suffix in READ_BY_ANSIBLE and not p.name.startswith("."))
+    variables = [*folder.glob("group_vars/*"), *folder.glob("host_vars/*"), *folder.glob(f"{VARS_FOLDER}/*")]
+    found = [p for p in variables if p.suffix in READ_BY_ANSIBLE]
+    found += [p for p in folder.glob("*") if p.name not in VARS_FOLDERS and not p.name.endswith(PASSED_OVER)]
+    return sorted(p for p in found if p not in known and not p.name.startswith("."))
 
 
 def shown(file: Path) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from .document import VAULT_HEAD, parse
-from .files import MAX_FILE_BYTES, SECTIONS, VARS_FOLDER, Files, on_disk, shown
+from .files import MAX_FILE_BYTES, PASSED_OVER, SECTIONS, VARS_FOLDER, Files, on_disk, shown
 from .keys import type_at
 from .nodes import Fault, Mapping, Refused, Vaulted, plain
 from .problems import ConfigError, KeyPath, Problem, dotted
@@ -23,6 +23,10 @@ __all__ = ["REMEDIES", "VARS_FOLDER", "Places", "load", "load_files", "shown"]
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 # How Ansible reaches a host is no part of the plan, so nobody needs to read it here.
 MAY_BE_VAULTED = {n for n in HostVars.model_fields if n.startswith("ansible_")} - {"ansible_host", "ansible_connection"}
+_STRAY = (
+    "move its keys there, or remove it: Ansible reads every file of an inventory but hidden ones and "
+    + ", ".join(f"*{ending}" for ending in PASSED_OVER)
+)
 _BYTE_ORDER_MARKS = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
 
 
@@ -47,7 +51,7 @@ def load_files(files: Files) -> tuple[Cluster, Places]:
     for name in files.strays:
         read = f"hosts.yml and {VARS_FOLDER}/{{{','.join(SECTIONS)}}}.yml"
         message = f"this file is not part of a cluster; only {read} are read."
-        problems.append(Problem("C01", name, "(file)", message, "move its keys there, or remove it"))
+        problems.append(Problem("C01", name, "(file)", message, _STRAY))
     cluster = _validate(data, places, problems)
     if problems or cluster is None:
         raise ConfigError(_sorted(problems))

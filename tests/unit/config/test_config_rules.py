@@ -2,6 +2,9 @@
 
 import copy as copying
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +14,7 @@ from inventory_copy import Copy
 from rule_cases import CASES, WARNED, Case
 
 from mtp_runtime.config import api, reference, rules
+from mtp_runtime.config.files import PASSED_OVER
 from mtp_runtime.config.problems import ConfigError, Problem
 
 MakeCopy = Callable[[str], Copy]
@@ -151,13 +155,38 @@ def test_missing_file(section: str, copy: MakeCopy) -> None:
     assert [(p.rule, p.file, p.key) for p in problems_of(found)] == [("C04", str(found.file(section)), "(file)")]
 
 
-@pytest.mark.parametrize("place", ["group_vars/all/extra.yml", "group_vars/decode.yml", "host_vars/localhost.yml"])
+@pytest.mark.parametrize(
+    "place",
+    [
+        *("group_vars/all/extra.yml", "group_vars/decode.yml", "host_vars/localhost.yml"),
+        *("hosts2.yml", "hosts.ini", "dyn.sh", "hosts", "old/hosts.yml"),
+    ],
+)
 def test_file_that_only_ansible_would_read(place: str, copy: MakeCopy) -> None:
     found = copy("local")
     file = found.folder / place
     file.parent.mkdir(exist_ok=True)
     file.write_text("mtp: {enabled: false}\n")
-    assert [(p.rule, p.file) for p in problems_of(found)] == [("C01", str(file))]
+    # Of a folder that has no place there, the folder.
+    named = file.parent if place.startswith("old/") else file
+    assert [(p.rule, p.file) for p in problems_of(found)] == [("C01", str(named))]
+
+
+def test_files_that_ansible_passes_over_may_stay(copy: MakeCopy) -> None:
+    """The list is Ansible's own."""
+    found = copy("local")
+    for name in (".hosts.yml.swp", "README.md", "notes.txt", "hosts.yml~", "hosts.yml.bak", "hosts.yml.orig"):
+        (found.folder / name).write_text("all: {}\n")
+    assert problems_of(found) == []
+    shown = subprocess.run(
+        [Path(sys.executable).with_name("ansible-config"), "dump", "--format", "json"],
+        env={**os.environ, "ANSIBLE_CONFIG": str(api.repository() / "ansible/ansible.cfg"), "LC_ALL": "C.UTF-8"},
+        capture_output=True,
+        check=True,
+    )
+    settings = {one["name"]: one["value"] for one in json.loads(shown.stdout) if "name" in one}
+    assert set(PASSED_OVER) == set(settings["INVENTORY_IGNORE_EXTS"])
+    assert settings["INVENTORY_IGNORE_PATTERNS"] == []
 
 
 def test_all_failures_are_reported_at_once(copy: MakeCopy) -> None:

@@ -101,3 +101,12 @@ def test_a_diff_hides_old_and_new_passwords_those_of_new_hosts_too(copy: MakeCop
         shown = mtpctl(found, "diff", "a3", *words)
         assert SECRET not in shown and "all.hosts.p0.ansible_password" in shown and "(hidden)" in shown
     assert "ansible_become_password: (hidden)" in mtpctl(found, "diff", "a3")
+
+
+def test_set_says_that_a_password_over_another_one_was_written(copy: MakeCopy) -> None:
+    """Both look alike when hidden."""
+    found = written(copy("a3"), f"ansible_password: {SECRET}")
+    word = f"all.hosts.p0.ansible_password={SECRET}2"
+    assert "all.hosts.p0.ansible_password: (hidden) -> (hidden)" in mtpctl(found, "set", "a3", word)
+    assert f"{SECRET}2" in found.file("hosts").read_text()
+    assert "unchanged" in mtpctl(found, "set", "a3", word)
