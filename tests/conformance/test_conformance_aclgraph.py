@@ -33,6 +33,7 @@ from mtp_runtime.metrics import names
 @contextmanager
 def made_runner(way: str, k: int, requests: int, sizes: Sequence[int]) -> Iterator[Any]:
     """A patched runner with this padding, ready to capture."""
+    layer_configuration()  # kept for the process, and made for no padding
     with patch.dict(os.environ, {"MTP_PADDING": way}), patching.applied(padding.PATCH):
         settings.cache_clear()
         made = cpu_runner.make_runner(cpu_runner.configuration(k, requests, sizes=sizes))
