@@ -184,7 +184,7 @@ test-full: engine ## the combinations of modes and K that test-engine leaves out
 	@$(ENGINE_PYTHON) -m pytest tests/engine -m full $(PYTEST_ARGS)
 
 .PHONY: test-conformance
-test-conformance: conformance ## the Ascend adapter against the real vllm-ascend and torch_npu, without an NPU
+test-conformance: conformance engine ## the Ascend adapter against the real vllm-ascend and torch_npu, without an NPU
 	@$(call say,'conformance tests')
 	@$(CONFORMANCE_PYTHON) -m pytest tests/conformance $(PYTEST_ARGS)
 

@@ -9,6 +9,7 @@ decode calls version 2.
 from __future__ import annotations
 
 import functools
+import importlib
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -111,8 +112,11 @@ class CheckedPackage:
 
 
 def _over_checked_package(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The same function; the package it calls is the checked one from here on. Raises PatchRefused, ValueError."""
-    names = function.__globals__
+    """The same function; the package it calls is the checked one from here on. Raises PatchRefused, ValueError.
+
+    By its module: the function may be another patch's, which calls the package by that module's name for it.
+    """
+    names = vars(importlib.import_module(MODULE))
     package = names.get("torch_npu")
     if package is None:
         raise PatchRefused(f"{MODULE} has no torch_npu to call")

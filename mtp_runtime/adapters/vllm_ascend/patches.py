@@ -76,12 +76,14 @@ class Patch:
         for target in self.targets:
             owner, name = _owner(target)
             old = getattr(owner, name)
-            if getattr(old, "mtp_runtime", False):
+            # Two patches may share a target, each on top of the other.
+            there: tuple[str, ...] = getattr(old, "mtp_runtime", ())
+            if self.name in there:
                 continue
             # From the class's own table: a static method stays one.
             raw = vars(owner).get(name, old)
             new = target.replace(old)
-            new.mtp_runtime = True
+            new.mtp_runtime = (*there, self.name)
             setattr(owner, name, staticmethod(new) if isinstance(raw, staticmethod) else new)
 
 
