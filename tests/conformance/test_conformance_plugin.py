@@ -226,4 +226,4 @@ for patch in install.chosen():
 print("all", {len(PATCHES)})
 """
     done = forks.run(code)
-    assert done.stdout.splitlines()[-1:] == [f"all {len(PATCHES)}"], done.stderr[-3000:]
+    assert done.stdout.splitlines()[-1:] == [f"all {len(PATCHES)}"], (done.returncode, done.stderr[-3000:])
