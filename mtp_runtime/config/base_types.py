@@ -5,6 +5,8 @@ from typing import Annotated
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
+from .addresses import malformed
+
 
 def _visible(text: str) -> str:
     """A text of which every character is seen: a byte order mark inside a path would only show when nothing is found.
@@ -26,14 +28,29 @@ def _no_template(text: str) -> str:
     return text
 
 
+def _well_formed(text: str) -> str:
+    """An address that can be one: 10.20.0.300 would be looked up as a name. Errors: PydanticCustomError, as above."""
+    found = malformed(text)
+    if found:
+        raise PydanticCustomError("string_pattern_address", "{reason}", {"reason": found})
+    return text
+
+
 Port = Annotated[int, Field(ge=1, le=65535)]
 Count = Annotated[int, Field(ge=1, le=100_000_000)]
-Text = Annotated[  # braces: no templates
-    str, Field(min_length=1, max_length=4096, pattern=r"^[^\x00-\x1f\x7f{}]*$"), AfterValidator(_visible)
-]
+TEXT_PATTERN = r"^[^\x00-\x1f\x7f{}]*$"
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._/-]*$"
+ADDRESS_PATTERN = r"^[A-Za-z0-9:][A-Za-z0-9.:-]*$"
+# What the patterns ask for, in words.
+PATTERN_WORDS = {
+    TEXT_PATTERN: "should have no control characters and no braces (templates are not read here)",
+    NAME_PATTERN: "should be letters, digits and . _ / - only, a letter or digit first, without spaces",
+    ADDRESS_PATTERN: "should be an IP address or a host name: letters, digits and . : - only, without spaces",
+}
+Text = Annotated[str, Field(min_length=1, max_length=4096, pattern=TEXT_PATTERN), AfterValidator(_visible)]
 # A name that becomes part of file names, labels and command lines.
-Name = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$")]
-Address = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[A-Za-z0-9:][A-Za-z0-9.:-]*$")]
+Name = Annotated[str, Field(min_length=1, max_length=128, pattern=NAME_PATTERN)]
+Address = Annotated[str, Field(min_length=1, max_length=253, pattern=ADDRESS_PATTERN), AfterValidator(_well_formed)]
 
 # Never shown: problems.is_secret knows its keys by their names.
 Password = Annotated[str, Field(min_length=1, max_length=1024), AfterValidator(_no_template)]

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from difflib import get_close_matches
 
 from mtp_runtime import releases
 from mtp_runtime.graphs.slots import MAX_SEGMENT
@@ -19,10 +20,11 @@ DEEP_K = 3
 
 @dataclass(frozen=True)
 class Finding:
-    """What is wrong, at which key (path into the merged files)."""
+    """What is wrong, at which key (path into the merged files). remedy: of this case; empty, the rule's."""
 
     key: KeyPath
     message: str
+    remedy: str = ""
 
 
 def serving_key(cluster: Cluster, role: Role, *keys: str) -> KeyPath:
@@ -95,16 +97,16 @@ def rank_cover(cluster: Cluster, ranks: list[Rank]) -> Iterator[Finding]:
         span = hosts_per_group(cluster, role)
         if len(hosts) % span:
             message = f"{role}: dp {topology.dp} x tp {topology.tp} needs {span} hosts a group, not {len(hosts)}."
-            yield Finding(("topology", role, "dp"), message)
+            yield Finding(("topology", role, "dp"), message, _fitting_dp(cluster, role))
         if span > 1 and topology.dp % ranks_per_host(cluster, role):
             message = f"{role}: dp {topology.dp} does not fill {span} hosts of {ranks_per_host(cluster, role)} ranks."
-            yield Finding(("topology", role, "dp"), message)
+            yield Finding(("topology", role, "dp"), message, _fitting_dp(cluster, role))
         if topology.internal_dp and (role != "single" or span > 1):
             message = f"{role}: internal_dp is for single, on one host; here it is {role} on {span}."
-            yield Finding(("topology", role, "internal_dp"), message)
+            yield Finding(("topology", role, "internal_dp"), message, f"remove topology.{role}.internal_dp")
         if devices is not None and topology.tp > devices:
             message = f"{role}: tp {topology.tp} is more than the {devices} devices of a host."
-            yield Finding(("topology", role, "tp"), message)
+            yield Finding(("topology", role, "tp"), message, f"set topology.{role}.tp to {devices} or less")
     used: dict[str, int] = {}
     for rank in ranks:
         machine = cluster.machine(rank.host)
@@ -113,7 +115,19 @@ def rank_cover(cluster: Cluster, ranks: list[Rank]) -> Iterator[Finding]:
         if devices is not None and count > devices:
             names = ", ".join(dict.fromkeys(rank.host for rank in ranks if cluster.machine(rank.host) == machine))
             message = f"the ranks on {names} need {count} devices; a host has {devices}."
-            yield Finding(("topology", "devices_per_host"), message)
+            remedy = "lower dp or tp of what runs there, or move a role to hosts of its own"
+            yield Finding(("topology", "devices_per_host"), message, remedy)
+
+
+def _fitting_dp(cluster: Cluster, role: Role) -> str:
+    """The sizes that fill the hosts of a role with its tp."""
+    topology, hosts = cluster.role_topology(role), len(cluster.host_names(role))
+    devices = cluster.topology.devices_per_host
+    assert topology is not None and devices is not None
+    here = max(devices // topology.tp, 1)
+    one = f"{here * hosts} (one group over {hosts} hosts)" if hosts > 1 else f"{here}"
+    each = f" or {here} (a group a host)" if hosts > 1 else ""
+    return f"set topology.{role}.dp to {one}{each}, or list as many hosts in group {role} as the message says"
 
 
 # Keys of additional_config that belong to one role.
@@ -234,12 +248,15 @@ def model_len(cluster: Cluster, ranks: list[Rank]) -> Iterator[Finding]:
     limit = model.max_position_embeddings
     if limit and model.max_model_len + beyond > limit:
         extra = f" plus {beyond} drafts" if beyond else ""
-        yield Finding(key, f"max_model_len {model.max_model_len}{extra} is above the model's {limit} positions.")
+        message = f"max_model_len {model.max_model_len}{extra} is above the model's {limit} positions."
+        remedy = f"set model.max_model_len to {limit - beyond} or less; model.max_position_embeddings is what the "
+        yield Finding(key, message, remedy + "weights' config.json says")
     size = block_bytes(cluster)
     for role in cluster.active_roles():
         k = cluster.draft_tokens(role)
         if model.max_model_len <= k + 1:
-            yield Finding(key, f"max_model_len {model.max_model_len} leaves no room for {k} drafts on {role}.")
+            message = f"max_model_len {model.max_model_len} leaves no room for {k} drafts on {role}."
+            yield Finding(key, message, f"set model.max_model_len to {k + 2} or more, or lower K")
         given = kv_cache_bytes(cluster, role)
         need = None if size is None else (request_blocks(cluster, role) + 1) * size
         if given is not None and need is not None and given < need:
@@ -269,18 +286,42 @@ def groups(cluster: Cluster, ranks: list[Rank]) -> Iterator[Finding]:
     for role in ROLES:
         hosts, layout = cluster.host_names(role), cluster.role_topology(role)
         if hosts and layout is None:
-            yield Finding(("topology", role), f"group {role} has hosts, but topology.{role} is missing.")
+            remedy = f"write topology.{role} (dp, tp, port), or remove the group {role} from hosts.yml"
+            message = f"group {role} has hosts, but topology.{role} is missing."
+            yield Finding(("topology", role), message, remedy)
         if layout is not None and not hosts:
-            yield Finding(("hosts", "all", "children", role), f"topology.{role} is set, but group {role} has no hosts.")
+            remedy = f"list hosts in all.children.{role}.hosts, or remove topology.{role}"
+            message = f"topology.{role} is set, but group {role} has no hosts."
+            yield Finding(("hosts", "all", "children", role), message, remedy)
         if getattr(cluster.serving, role) is not None and layout is None and not hosts:
-            yield Finding(("serving", role), f"serving.{role} has settings, but nothing runs {role}.")
+            message = f"serving.{role} has settings, but nothing runs {role}."
+            yield Finding(("serving", role), message, f"remove serving.{role}, or give {role} hosts and a layout")
     for group in ("router", "monitoring"):
         count = len(cluster.host_names(group))
         if count != 1:
-            yield Finding(("hosts", "all", "children", group), f"group {group} needs one host; {count} are listed.")
+            remedy = f"list one host in all.children.{group}.hosts"
+            message = f"group {group} needs one host; {count} are listed."
+            yield Finding(("hosts", "all", "children", group), message, remedy)
     for host in cluster.hosts.all.hosts:
         if not any(host in cluster.host_names(group) for group in GROUPS):
-            yield Finding(("hosts", "all", "hosts", host), f"host {host} is in no group.")
+            remedy = f"list {host} in a group of all.children ({', '.join(GROUPS)}), or remove it"
+            yield Finding(("hosts", "all", "hosts", host), f"host {host} is in no group.", remedy)
+    for host, path in unknown_hosts(cluster).items():
+        near = get_close_matches(host, cluster.hosts.all.hosts, n=1)
+        meant = f"; did you mean {near[0]}?" if near else "."
+        message = f"group {path[-3]} lists host {host}, of which hosts.yml says nothing else{meant}"
+        yield Finding(path, message, f"correct the name, or write {host} and its address into all.hosts")
+
+
+def unknown_hosts(cluster: Cluster) -> dict[str, KeyPath]:
+    """Hosts that are only named in a group, where other hosts are described in all.hosts; and where they are named."""
+    known = cluster.hosts.all.hosts
+    found: dict[str, KeyPath] = {}
+    for path, host, _ in cluster.host_entries():
+        unsaid = host not in known and not cluster.host_vars(host).model_fields_set
+        if known and unsaid and host != "localhost":
+            found.setdefault(host, path)
+    return found
 
 
 def whole_prompt(cluster: Cluster, ranks: list[Rank]) -> Iterator[Finding]:

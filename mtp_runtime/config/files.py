@@ -16,8 +16,8 @@ NAMES = {"hosts": HOSTS_FILE, **{section: f"{VARS_FOLDER}/{section}.yml" for sec
 MAX_FILE_BYTES = 1 << 18
 # Ansible reads variables from files with these suffixes.
 READ_BY_ANSIBLE = ("", ".yml", ".yaml", ".json")
-# Beside the variables Ansible reads an inventory's whole folder, subfolders too, but for hidden files and names that end
-# in one of these (INVENTORY_IGNORE_EXTS of ansible-core). Which of the rest it understands its configuration says.
+# Beside the variables Ansible reads an inventory's whole folder, subfolders too, but for hidden files and names with
+# these ends (INVENTORY_IGNORE_EXTS of ansible-core). Which of the rest it understands, its configuration says.
 PASSED_OVER = (".bak", ".cfg", ".md", ".orig", ".pyc", ".pyo", ".retry", ".rpm", ".rst", ".swp", ".txt", "~")
 VARS_FOLDERS = ("group_vars", "host_vars", "vars_plugins")
 

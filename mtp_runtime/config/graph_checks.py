@@ -107,6 +107,19 @@ def tokens_of_a_step(cluster: Cluster, ranks: list[Rank]) -> Iterator[Finding]:
             yield Finding(serving_key(cluster, role, "max_num_batched_tokens"), message)
 
 
+def tokens_unknown(cluster: Cluster, mtp_layers: int | None) -> Iterator[Finding]:
+    """W06."""
+    for role in decoding_roles(cluster):
+        k = cluster.draft_tokens(role)
+        if k and cluster.role_serving(role).max_num_seqs is None:
+            tokens = batched_tokens(cluster, role)
+            limit = f"max_num_batched_tokens {tokens}" if tokens else "the engine's max_num_batched_tokens"
+            message = f"max_num_seqs of {role} is left to the engine: whether {limit} holds a full step of {k + 1} "
+            yield Finding(
+                serving_key(cluster, role, "max_num_seqs"), message + "tokens a request was not checked (R06)."
+            )
+
+
 def padded_drafter(cluster: Cluster, ranks: list[Rank]) -> Iterator[Finding]:
     """R17."""
     if not (cluster.mtp.enabled and cluster.mtp.disable_padded_drafter_batch):
@@ -141,13 +154,12 @@ def eager_attention(cluster: Cluster, ranks: list[Rank]) -> Iterator[Finding]:
 
 def graph_keys(cluster: Cluster, ranks: list[Rank]) -> Iterator[Finding]:
     """R43."""
-    found: dict[KeyPath, str] = {}
+    found: dict[KeyPath, Finding] = {}
     for role in cluster.active_roles():
         checks = _cpu_keys(cluster, role) if on_cpu(cluster) else _ascend_keys(cluster, role)
         # A key above the roles is one finding.
-        found.update({one.key: one.message for one in checks})
-    for key, message in found.items():
-        yield Finding(key, message)
+        found.update({one.key: one for one in checks})
+    yield from found.values()
 
 
 def _cpu_keys(cluster: Cluster, role: Role) -> Iterator[Finding]:
@@ -183,7 +195,8 @@ def _ascend_keys(cluster: Cluster, role: Role) -> Iterator[Finding]:
     found = releases.find(cluster.topology.engine, cluster.topology.release)
     if found and not torchair and found.graphs == (releases.TORCHAIR,) and graph_mode(cluster, role) != "eager":
         message = f"{found.line} has torchair graphs only: {role} needs torchair_graph_config.enabled or "
-        yield Finding(key, message + "graph_mode: eager.")
+        remedy = f"set serving.{role}.additional_config.torchair_graph_config.enabled: true and no other graph key, or "
+        yield Finding(key, message + "graph_mode: eager.", f"{remedy}serving.{role}.graph_mode: eager")
     if mode is None or torchair:
         return
     if serving.enforce_eager is not None and serving.enforce_eager != (mode == "eager"):

@@ -44,7 +44,13 @@ def stated(cluster: Cluster, role: Role) -> CompilationConfig:
 
 
 def torchair_sizes(cluster: Cluster, role: Role) -> list[int] | None:
-    """graph_batch_sizes of a role that decodes in torchair graphs, in requests; empty: the engine's. None without."""
+    """graph_batch_sizes of a role that decodes in torchair graphs, in requests; empty: the engine's.
+
+    None without them, and in a line that has no torchair: R46 speaks there.
+    """
+    found = releases.find(cluster.topology.engine, cluster.topology.release)
+    if found and releases.TORCHAIR not in found.graphs:
+        return None
     config = cluster.role_serving(role).additional_config
     torchair = config.torchair_graph_config if config else None
     return list(torchair.graph_batch_sizes or ()) if torchair and torchair.enabled else None

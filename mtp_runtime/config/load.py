@@ -23,9 +23,8 @@ __all__ = ["REMEDIES", "VARS_FOLDER", "Places", "load", "load_files", "shown"]
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 # How Ansible reaches a host is no part of the plan, so nobody needs to read it here.
 MAY_BE_VAULTED = {n for n in HostVars.model_fields if n.startswith("ansible_")} - {"ansible_host", "ansible_connection"}
-_STRAY = (
-    "move its keys there, or remove it: Ansible reads every file of an inventory but hidden ones and "
-    + ", ".join(f"*{ending}" for ending in PASSED_OVER)
+_STRAY = "move its keys there, or remove it: Ansible reads every file of an inventory but hidden ones and " + ", ".join(
+    f"*{ending}" for ending in PASSED_OVER
 )
 _BYTE_ORDER_MARKS = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
 

@@ -1,10 +1,9 @@
 """Who listens where, and the rules about it: R01, R30, R36, R37, R40. Pure."""
 
-import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
-from ipaddress import IPv4Address, IPv6Address, ip_address
 
+from .addresses import number_of
 from .checks import Finding
 from .placement import Rank, lowest_kv_port
 from .problems import KeyPath
@@ -99,14 +98,23 @@ def unique_ports(cluster: Cluster, ranks: list[Rank]) -> Iterator[Finding]:
     seen: dict[tuple[str, int], list[Listener]] = {}
     for this in listeners(cluster, ranks):
         if this.port > 65535:
-            yield Finding(this.key, f"{this.owner} would get port {this.port}; the highest is 65535.")
+            message = f"{this.owner} would get port {this.port}; the highest is 65535."
+            yield Finding(this.key, message, "lower the first port, from which the ranks of a host count up")
         neighbours = seen.setdefault((this.machine, this.port), [])
         for other in neighbours:
             if this.meets(other):
                 message = f"{this.owner} and {other.owner} both listen on {this.address}:{this.port}."
-                yield Finding(this.key, message)
+                yield Finding(this.key, message, _apart(this, other))
                 break
         neighbours.append(this)
+
+
+def _apart(this: Listener, other: Listener) -> str:
+    """What to do about two that meet; empty: the rule's remedy."""
+    if this.host == other.host:
+        return ""
+    same = f"{this.host} and {other.host} are one machine by their ansible_host or ansible_connection"
+    return f"{same}: correct the one that is not, or give one of the two another port"
 
 
 def transport_ports(cluster: Cluster, ranks: list[Rank]) -> Iterator[Finding]:
@@ -143,7 +151,7 @@ def keyless_addresses(cluster: Cluster, ranks: list[Rank]) -> Iterator[Finding]:
     one_machine = {cluster.machine(host) for host in cluster.all_hosts()} <= {THIS_MACHINE}
     for key in (("serving", "router", "backend_host"), ("serving", "router", "metrics_host"), ("monitoring", "host")):
         address = _value(cluster, key)
-        number = _number(address)
+        number = number_of(address)
         if number is not None and number.is_unspecified:
             yield Finding(key, f"{address} is every address of the host, and what listens there checks no key.")
         elif one_machine and not (number.is_loopback if number is not None else address == "localhost"):
@@ -156,16 +164,3 @@ def _value(cluster: Cluster, key: KeyPath) -> str:
     for name in key:
         found = getattr(found, str(name))
     return str(found)
-
-
-def _number(address: str) -> IPv4Address | IPv6Address | None:
-    """The IP address that a program would bind to; None for a name. Old spellings (0, 127.1) count too."""
-    try:
-        found = ip_address(address)
-    except ValueError:
-        try:
-            return IPv4Address(socket.inet_aton(address))
-        except OSError:
-            return None
-    mapped = found.ipv4_mapped if isinstance(found, IPv6Address) else None
-    return mapped or found

