@@ -49,6 +49,7 @@ export TORCH_INDEX
 
 say = printf '\033[1m==> %s\033[0m\n' $(1)
 fail = { printf 'error: %s\n' $(1) >&2; exit 2; }
+with-k = $(if $(K),--k $(K))
 playbook = cd ansible && $(BIN)/ansible-playbook -i $(INVENTORIES)/$(CLUSTER)
 
 ##@ Start here
@@ -61,7 +62,7 @@ help: ## this text
 	@printf '\nClusters: %s. A first run: make deploy CLUSTER=local\n' "$(CLUSTERS)"
 
 .PHONY: deploy
-deploy: need-cluster venv ## CLUSTER=name: install, start and prove the cluster (run again: only what changed)
+deploy: need-cluster no-k venv ## CLUSTER=name: install, start and prove the cluster (run again: only what changed)
 	@$(call say,'deploy $(CLUSTER)')
 	@$(BIN)/mtpctl check $(CLUSTER) --inventories $(INVENTORIES)
 	@$(playbook) site.yml $(ARGS)
@@ -102,30 +103,30 @@ init: venv ## NEW=name FROM=name: a new inventory from another one, and what to 
 	@$(BIN)/mtpctl init '$(NEW)' --from '$(FROM)' --inventories $(INVENTORIES)
 
 .PHONY: set
-set: need-cluster venv ## CLUSTER=name SET='key=value ...': change keys when the result breaks no rule
+set: need-cluster no-k venv ## CLUSTER=name SET='key=value ...': change keys when the result breaks no rule
 	@[ -n '$(SET)' ] || $(call fail,'which keys? Add SET=mtp.padding=slack; docs/configuration.md lists them')
 	@$(BIN)/mtpctl set $(CLUSTER) --inventories $(INVENTORIES) -- $(SET)
 
-##@ Look before you start (touches nothing)
+##@ Look before you start (touches nothing; K=n: as if mtp.yml had it)
 
 .PHONY: check
-check: need-cluster venv ## CLUSTER=name: is the inventory right?
-	@$(BIN)/mtpctl check $(CLUSTER) --inventories $(INVENTORIES)
+check: need-cluster venv ## CLUSTER=name [K=n]: is the inventory right?
+	@$(BIN)/mtpctl check $(CLUSTER) --inventories $(INVENTORIES) $(with-k)
 
 .PHONY: render
-render: need-cluster venv ## CLUSTER=name [ARGS=--explain]: environment and command line of every rank; or where derived values come from
-	@$(BIN)/mtpctl render $(CLUSTER) --inventories $(INVENTORIES) $(ARGS)
+render: need-cluster venv ## CLUSTER=name [K=n] [ARGS=--explain]: environment and command line of every rank; or where derived values come from
+	@$(BIN)/mtpctl render $(CLUSTER) --inventories $(INVENTORIES) $(with-k) $(ARGS)
 
 .PHONY: diff
-diff: need-cluster venv ## CLUSTER=name [REV=HEAD] [ARGS=--deployed]: what the files as they are now would change
+diff: need-cluster no-k venv ## CLUSTER=name [REV=HEAD] [ARGS=--deployed]: what the files as they are now would change
 	@$(BIN)/mtpctl diff $(CLUSTER) $(REV) --inventories $(INVENTORIES) $(ARGS)
 
 .PHONY: offline
-offline: need-cluster venv ## CLUSTER=name [ARGS='--rank NAME']: the same configuration as a Python program without a server
-	@$(BIN)/mtpctl offline $(CLUSTER) --inventories $(INVENTORIES) $(ARGS)
+offline: need-cluster venv ## CLUSTER=name [K=n] [ARGS='--rank NAME']: the same configuration as a Python program without a server
+	@$(BIN)/mtpctl offline $(CLUSTER) --inventories $(INVENTORIES) $(with-k) $(ARGS)
 
 .PHONY: plan
-plan: need-cluster venv ## CLUSTER=name: what would deploy change? (Ansible's check mode)
+plan: need-cluster no-k venv ## CLUSTER=name: what would deploy change? (Ansible's check mode)
 	@$(playbook) site.yml --check --diff $(ARGS)
 
 .PHONY: canary
@@ -193,8 +194,8 @@ test-live: venv ## tests on a running stack (deploys CLUSTER=local, destroys it)
 	@$(call say,'live tests')
 	@$(BIN)/python -m pytest tests/monitoring tests/deploy -m live $(PYTEST_ARGS)
 
-.PHONY: bench bench-core bench-attention bench-engine bench-acceptance
-bench: bench-core bench-attention bench-engine bench-acceptance ## all benchmarks
+.PHONY: bench bench-core bench-attention bench-engine bench-acceptance bench-ascend
+bench: bench-core bench-attention bench-engine bench-acceptance bench-ascend ## all benchmarks
 bench-core: engine ## verification, planning, padding and rendering, without an engine
 	@$(ENGINE_PYTHON) -m loadtests.bench_core $(ARGS)
 	@$(BIN)/python -m loadtests.bench_render
@@ -202,6 +203,8 @@ bench-attention: engine ## decode attention: three ways to verify K + 1 tokens, 
 	@$(ENGINE_PYTHON) -m loadtests.bench_attention $(ARGS)
 bench-engine: engine ## [ARGS='--part cost modes load active-k']: step cost and TPOT with and without MTP, with verdicts
 	@$(ENGINE_PYTHON) -m loadtests.bench_engine $(ARGS)
+bench-ascend: conformance ## verification inside vllm-ascend: ours against the package's own functions
+	@OMP_NUM_THREADS=1 $(CONFORMANCE_PYTHON) -m loadtests.bench_ascend_sampler $(ARGS)
 bench-acceptance: engine ## how many drafts each verification accepts on the shipped model
 	@$(ENGINE_PYTHON) -m loadtests.bench_acceptance $(ARGS)
 
@@ -248,13 +251,16 @@ conformance: venv ## the environment of the conformance tests (.local/conformanc
 	@$(BIN)/python tests/conformance/environment/make_env.py
 
 # Guards: one clear line instead of a stack of errors.
-.PHONY: need-cluster need-k one-deployed
+.PHONY: need-cluster need-k no-k one-deployed
 need-cluster:
 	@[ -n '$(CLUSTER)' ] || $(call fail,'which cluster? Add CLUSTER=name; there are: $(CLUSTERS)')
 	@[ -f '$(INVENTORIES)/$(CLUSTER)/hosts.yml' ] || $(call fail,'no inventory $(INVENTORIES)/$(CLUSTER)/hosts.yml; there are: $(CLUSTERS)')
 
 need-k:
 	@[[ '$(K)' =~ ^[0-9]+$$ ]] || $(call fail,'which K? Add K=n: 0 turns MTP off; 1 to 15 are draft tokens a step')
+
+no-k:
+	@[ -z '$(K)' ] || $(call fail,'K=$(K) changes nothing here: make mtp CLUSTER=$(CLUSTER) K=$(K) sets it; make check and render look at it')
 
 one-deployed:
 	@[ '$(words $(or $(CLUSTER),$(DEPLOYED)))' = 1 ] || $(call fail,'which cluster? Add CLUSTER=name; deployed: $(or $(DEPLOYED),none)')

@@ -14,11 +14,12 @@ from rich.text import Text
 
 from mtp_runtime.config import api, edit, editor_schema, reference, rules, weights
 from mtp_runtime.config import explain as explanations
+from mtp_runtime.config.engines import ENGINE_PYTHON, ROOT
 from mtp_runtime.config.problems import ConfigError, Problem, printable
 from mtp_runtime.config.render import render as render_plan
 from mtp_runtime.config.render import url
 from mtp_runtime.config.rule import WHERE_TEXT
-from mtp_runtime.config.schema import Cluster
+from mtp_runtime.config.schema import THIS_MACHINE, Cluster
 from mtp_runtime.config.text_edit import for_people
 
 app = typer.Typer(help="Checks, renders and reads clusters.", no_args_is_help=True, pretty_exceptions_enable=False)
@@ -79,15 +80,18 @@ def check(cluster: Name, as_json: AsJson = False, inventories: Inventories = Non
         raise fail(error.problems, as_json) from None
     warn(found.warnings)
     if as_json:
-        _print_json({"ok": True, "problems": [], "warnings": [w.as_dict() for w in found.warnings]})
+        warnings = [w.as_dict() for w in found.warnings]
+        _print_json({"ok": True, "problems": [], "warnings": warnings, "unchecked": found.unchecked})
         return
     plan = render_plan(found.cluster)
-    checked = sum(1 for rule in rules.RULES if rule.where in ("files", "check"))
     mtp = plan["mtp"]
     state = f"on, K = {mtp['k']}, {mtp['method']}" if mtp["enabled"] else "off"
     count = len(plan["ranks"])
     ranks = f"{count} rank{'s' if count != 1 else ''}"
-    _print_line(f"{cluster}: {checked} rules hold, {ranks}, MTP {state}")
+    _print_line(f"{cluster}: {found.held} rules hold, {ranks}, MTP {state}")
+    for why in dict.fromkeys(found.unchecked.values()):
+        ids = ", ".join(rule for rule, reason in found.unchecked.items() if reason == why)
+        _print_line(f"not checked here: {ids}: {why}")
 
 
 @app.command()
@@ -110,19 +114,37 @@ def render(
     if as_json:
         _print_json(plan)
         return
+    commands = []
     for rank in plan["ranks"]:
         _print_line(f"{rank['name']} on {rank['host']}, {rank['url']}, K = {rank['k']}")
-        _print_line(f"  {' '.join(f'{name}={shlex.quote(value)}' for name, value in rank['env'].items())}")
-        _print_line(f"  {shlex.join(rank['argv'])}")
+        commands.append(_command(found, rank))
+        _print_line(f"  {commands[-1]}")
     router = plan["router"]
     front = router["front"]
     _print_line(f"router on {router['host']}, clients: {url(front['host'], front['port'])}")
-    _print_line(f"  {shlex.join(router['argv'])}")
+    commands.append(_command(found, router))
+    _print_line(f"  {commands[-1]}")
+    if any(mark in text for text in commands for mark in (ROOT, ENGINE_PYTHON)):
+        _print_line(f"{ROOT}: this project's folder on the host; {ENGINE_PYTHON}: the Python of its engine environment")
     chosen, padding, graphs = plan["verification"], plan["padding"], plan["graphs"]
     _print_line(f"verification: {chosen['method'] or 'none'} ({chosen['why']})")
     _print_line(f"padding: {padding['method'] or 'none'} ({padding['why']})")
     sizes = ", ".join(map(str, graphs["capture_sizes"]))
     _print_line(f"graphs: {graphs['mode'] or 'left to the engine'}{f', sizes {sizes} tokens' if sizes else ''}")
+
+
+def _command(cluster: Cluster, program: dict[str, Any]) -> str:
+    """Environment and command line of a program as one command of a shell, its paths filled in on this machine."""
+
+    def here(word: str) -> str:
+        if cluster.machine(program["host"]) != THIS_MACHINE:
+            return word
+        root = str(api.repository())
+        return word.replace(ENGINE_PYTHON, f"{root}/.local/engine/bin/python").replace(ROOT, root)
+
+    env = [here(f"{name}={value}") for name, value in program["env"].items()]
+    command = shlex.join(map(here, program["argv"]))
+    return f"{shlex.join(['env', *env])} \\\n  {command}" if env else command
 
 
 def _explain(cluster: Cluster, as_json: bool) -> None:

@@ -71,7 +71,7 @@ def _earlier(cluster: str, revision: str, root: Path | None) -> tuple[dict[str, 
     except ConfigError as error:
         message = f"the inventory of {revision} does not pass the check of this version:"
         remedy = "compare with a later revision, or with what is deployed (--deployed)"
-        raise ConfigError([Problem("C04", HERE, "REV", message, remedy), *error.problems]) from None
+        raise ConfigError([Problem("C08", HERE, "REV", message, remedy), *error.problems]) from None
     keys = changed_keys(files, on_disk(api.folder(cluster, root)))
     return plan, keys, revision if commit.startswith(revision) else f"{revision} ({commit})"
 
@@ -88,10 +88,10 @@ def _deployed_plan(cluster: str) -> dict[str, Any]:
     except FileNotFoundError:
         message = f"{cluster} is not deployed on this machine."
         remedy = f"compare with a git revision: mtpctl diff {cluster} HEAD"
-        raise ConfigError([Problem("C04", HERE, "--deployed", message, remedy)]) from None
+        raise ConfigError([Problem("C08", HERE, "--deployed", message, remedy)]) from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         message = f"the deployed plan cannot be read ({type(error).__name__})."
-        problem = Problem("C04", str(file), "(file)", message, f"deploy again: make deploy CLUSTER={cluster}")
+        problem = Problem("C08", str(file), "(file)", message, f"deploy again: make deploy CLUSTER={cluster}")
         raise ConfigError([problem]) from None
     return dict(plan)
 

@@ -157,6 +157,10 @@ def _value(key: str, text: str, kind: Any, path: KeyPath) -> Any:
             return adapter.validate_python(found, strict=True)
         except ValidationError:
             continue
+    if text.lower() in ("yes", "no", "on", "off") and bool in _parts(kind):
+        message = f"{text} has two meanings in YAML, a boolean and a text; booleans are true and false."
+        wanted = str(text.lower() in ("yes", "on")).lower()
+        raise _Unusable("C02", key, message, f"write {key}={wanted}")
     return choices[0]
 
 

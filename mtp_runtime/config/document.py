@@ -155,7 +155,7 @@ class _Builder:
             self._fault(Fault("C02", path, line, "it is no text to every reader of YAML.", "write it in quotes"))
         elif trouble:
             remedy = f"write {unmistakable(event.value, value)}"
-            self._fault(Fault("C02", path, line, f"it has two meanings: {trouble}.", remedy))
+            self._fault(Fault("C02", path, line, f"it has two meanings: {trouble}.", remedy, event.value))
         return value
 
     def _key(self, event: Any, style: str) -> None:

@@ -118,12 +118,26 @@ def _services(old: dict[str, Any], new: dict[str, Any]) -> Iterator[tuple[str, t
         "monitoring": (old.get("targets", {}), new.get("targets", {})),
     }
     for name, (before, after) in found.items():
-        reasons = tuple(
-            f"{key} {said(one)} -> {said(other)}" if key != "argv" else _moved(one, other)
-            for key, one, other in differences(before, after)
-        )
+        reasons = tuple(_reason(key, one, other) for key, one, other in differences(before, after))
         if reasons:
             yield name, reasons
+
+
+def _reason(key: str, old: Any, new: Any) -> str:
+    if key == "argv":
+        return _moved(old, new)
+    if key == "vllm":  # what monitoring looks at: one entry a rank
+        return _counted(old or [], new or [])
+    return f"{key} {said(old)} -> {said(new)}"
+
+
+def _counted(old: list[dict[str, Any]], new: list[dict[str, Any]]) -> str:
+    """How many ranks monitoring looks at that it did not before, and the other way round."""
+    before, after = ({one["instance"]: one for one in side} for side in (old, new))
+    added, removed = len(after.keys() - before.keys()), len(before.keys() - after.keys())
+    changed = sum(before[name] != one for name, one in after.items() if name in before)
+    moved = f", {changed} changed" if changed else ""
+    return f"{added} target{'s' * (added != 1)} added, {removed} removed{moved}"
 
 
 def _moved(old: Any, new: Any) -> str:

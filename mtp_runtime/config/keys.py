@@ -25,6 +25,12 @@ def type_at(path: KeyPath) -> Any:
     return get_args(parent)[1] if get_origin(parent) is dict else None
 
 
+def elsewhere(path: KeyPath) -> str:
+    """The one key of mtp.yml or model.yml with the last name of a path that is no key; '' without one."""
+    found = [section for section in ("mtp", "model") if path[-1] in keys_at((section,))]
+    return f"{found[0]}.{path[-1]}" if len(found) == 1 and path[0] != found[0] else ""
+
+
 def _inner(path: KeyPath) -> Any:
     """The model or the dict type at a path; None where there is neither."""
     found: Any = Cluster

@@ -5,16 +5,18 @@ Errors: ConfigError with all of C01..C07 at once, over all files: one that canno
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from .document import VAULT_HEAD, parse
 from .files import MAX_FILE_BYTES, PASSED_OVER, SECTIONS, VARS_FOLDER, Files, on_disk, shown
 from .keys import type_at
 from .nodes import Fault, Mapping, Refused, Vaulted, plain
 from .problems import ConfigError, KeyPath, Problem, dotted
+from .scalars import MAX_DIGITS
 from .schema import Cluster, HostVars
 from .schema_problems import MAX_PROBLEMS, REMEDIES, Places, schema_problems
 
@@ -102,7 +104,7 @@ def _read(files: Files, section: str, data: dict[str, Any], places: Places, prob
     places.add(prefix or (section,), file, 1)
     for path, line in found.items():
         places.add((*prefix, *path), file, line)
-    problems += [_fault(fault, file) for fault in faults]
+    problems += [_fault(_as_text(fault, prefix), file) for fault in faults]
     problems += _vaulted(value, (), file, places, prefix)
     if section == "hosts":
         data["hosts"] = value
@@ -115,6 +117,18 @@ def _read(files: Files, section: str, data: dict[str, Any], places: Places, prob
         data[section] = value[section]
     else:
         problems.append(Problem("C07", file, section, "the key is missing.", REMEDIES["C07"], 1))
+
+
+def _as_text(fault: Fault, prefix: KeyPath) -> Fault:
+    """The fault with the remedy for a key that takes a text, where it is at one."""
+    kind = type_at((*prefix, *fault.path)) if fault.written else None
+    if kind is None or len(fault.written or "") > MAX_DIGITS:
+        return fault
+    try:
+        TypeAdapter(kind).validate_python(fault.written, strict=True)
+    except ValidationError:
+        return fault
+    return replace(fault, remedy=f'write "{fault.written}" in quotes: {fault.path[-1]} takes a text')
 
 
 def _fault(fault: Fault, file: str) -> Problem:

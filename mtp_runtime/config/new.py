@@ -19,6 +19,8 @@ from .schema import THIS_MACHINE, Cluster
 from .schema_problems import Places
 
 DOCUMENTATION = [ip_network(net) for net in ("192.0.2.0/24", "198.51.100.0/24", "203.0.113.0/24", "2001:db8::/32")]
+# Names that Ansible has its own meaning for.
+RESERVED = ("all", "ungrouped", "localhost")
 HERE = "command line"
 
 
@@ -43,6 +45,9 @@ def init(name: str, source: str, root: Path | None = None) -> tuple[Path, list[T
     folder = root / name
     _usable("NAME", name)
     _usable("--from", source)
+    if name in RESERVED:
+        message = f"{name} has a meaning of its own for Ansible, as have {', '.join(n for n in RESERVED if n != name)}."
+        raise ConfigError([Problem("C03", HERE, "NAME", message, "choose another name")])
     if folder.exists() or folder.is_symlink():
         message = f"{shown(root)}/{name} exists already."
         raise ConfigError([Problem("C03", HERE, "NAME", message, "choose another name, or edit that inventory")])

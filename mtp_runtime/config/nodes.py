@@ -28,13 +28,17 @@ class Vaulted:
 
 @dataclass(frozen=True)
 class Fault:
-    """What is wrong with a text. path: the key, () for the file; remedy: None, the rule's."""
+    """What is wrong with a text. path: the key, () for the file; remedy: None, the rule's.
+
+    written: the value as it stands there, where in quotes it would be a text.
+    """
 
     rule: str
     path: KeyPath
     line: int
     message: str
     remedy: str | None = None
+    written: str | None = None
 
 
 class Refused(Exception):

@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 from .api import inventories
-from .files import MAX_FILE_BYTES, NAMES, Files
+from .files import MAX_FILE_BYTES, NAMES, Files, shown
 from .problems import ConfigError, Problem
 
 HERE = "command line"
@@ -40,6 +40,10 @@ def at_revision(name: str, revision: str, root: Path | None = None) -> tuple[Fil
             about, path = line.split("\t", 1)
             size = about.split()[3]
             sizes[path.removeprefix(folder)] = int(size) if size.isdecimal() else 0
+    if not sizes and (root / name).is_dir():
+        message = f"inventory {name} is not in {revision} yet, only in the working tree."
+        commit_it = f"commit it (git add {shown(root / name)}, git commit), and diff compares with that commit"
+        raise _refuse("CLUSTER", message, f"{commit_it}; `mtpctl render {name}` shows all of it now")
     if not sizes:
         message = f"there was no inventory {name} in {revision}."
         raise _refuse(
@@ -71,4 +75,4 @@ def _git(folder: Path, *words: str, strip: bool = True) -> bytes | None:
 
 
 def _refuse(key: str, message: str, remedy: str) -> ConfigError:
-    return ConfigError([Problem("C04", HERE, key, message, remedy)])
+    return ConfigError([Problem("C08", HERE, key, message, remedy)])

@@ -8,7 +8,7 @@ from .checks import Finding
 from .placement import Rank
 from .schema import Cluster
 
-Where = Literal["files", "check", "weights", "host", "construction", "warning"]
+Where = Literal["files", "check", "weights", "host", "construction", "warning", "command"]
 WHERE_TEXT = {
     "files": "while the files are read",
     "check": "`mtpctl check`",
@@ -16,6 +16,7 @@ WHERE_TEXT = {
     "host": "deployment, on the host",
     "construction": "cannot be broken: there is no key for it",
     "warning": "`mtpctl check`, as a warning",
+    "command": "`mtpctl diff`",
 }
 
 

@@ -19,7 +19,7 @@ from .schema import Cluster
 from .values import value_at
 
 FILE_RULES = tuple(
-    Rule(id, name, message, "docs/configuration.md", REMEDIES[id], "files")
+    Rule(id, name, message, "docs/configuration.md", REMEDIES[id], "command" if id == "C08" else "files")
     for id, name, message in (
         ("C01", "unknown-key", "every key and file of an inventory is known"),
         ("C02", "wrong-type", "every value has the type of its key; nothing is converted"),
@@ -28,6 +28,11 @@ FILE_RULES = tuple(
         ("C05", "duplicate-key", "a key is written once"),
         ("C06", "yaml-syntax", "the files are valid YAML"),
         ("C07", "missing-key", "every required key is there"),
+        (
+            "C08",
+            "comparison",
+            "what diff compares with is there: a revision with a sound inventory, or a deployed plan",
+        ),
     )
 )
 SERVING_RULES = (

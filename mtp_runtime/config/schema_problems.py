@@ -6,7 +6,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from .keys import keys_at
+from .base_types import PATTERN_WORDS
+from .keys import elsewhere, keys_at
 from .problems import HIDDEN, KeyPath, Problem, dotted, is_secret, printable
 from .values import shown
 
@@ -20,10 +21,14 @@ REMEDIES = {
     "C05": "keep one of the two",
     "C06": "correct the YAML at that line",
     "C07": "add the key",
+    "C08": "name a revision that has the inventory, or --deployed",
 }
 _RANGE_ERRORS = ("greater_than", "less_than", "too_short", "too_long", "string_pattern", "literal_error", "finite")
 # pydantic would name Python's types.
 _WANTED = dict.fromkeys(("model_type", "model_attributes_type", "dict_type"), "Input should be keys with their values")
+
+
+_HEAD = "Input should be "
 
 
 class Places:
@@ -53,6 +58,7 @@ def schema_problems(
     reported = {p.key for p in known}
     problems: list[Problem] = []
     found = [item for item in error.errors(include_url=False, include_context=True) if item["loc"][0] in data]
+    found = _one_a_value(found, data)
     for number, item in enumerate(found):
         if len(problems) >= MAX_PROBLEMS:
             file, line = places.find(_key_path(item["loc"], data))
@@ -66,13 +72,30 @@ def schema_problems(
     return problems
 
 
+def _one_a_value(items: list[Any], data: dict[str, Any]) -> list[Any]:
+    """The errors with those of the branches of a union, which are about one value, as one that names all of them."""
+    first: dict[KeyPath, Any] = {}
+    paths = [_key_path(item["loc"], data) for item in items]
+    # Lists whose items are wrong: that they are no 'auto' says nothing more.
+    lists = {path[:-1] for path in paths if path and isinstance(path[-1], int)}
+    for path, item in zip(paths, items, strict=True):
+        if path in lists:
+            continue
+        known = first.setdefault(path, item)
+        more = "a list, as in [2, 4]" if item["type"] == "list_type" else item["msg"].removeprefix(_HEAD)
+        if known is not item and item["msg"].startswith(_HEAD) and known["msg"].startswith(_HEAD):
+            first[path] = {**known, "msg": f"{known['msg']} or {more}"}
+    return list(first.values())
+
+
 def _schema_problem(item: Any, data: dict[str, Any], places: Places) -> Problem:
     """One pydantic error in our words."""
     path = _key_path(item["loc"], data)
     file, line = places.find(path)
     kind, value = item["type"], item.get("input")
-    wanted = _WANTED.get(kind, item["msg"])
-    remedy = None
+    wanted, remedy = _WANTED.get(kind, item["msg"]), None
+    if kind == "string_pattern_mismatch":
+        wanted, remedy = PATTERN_WORDS.get(item["ctx"]["pattern"], wanted), "write a text of that form"
     if kind == "extra_forbidden":
         rule, message = "C01", _unknown(path)
     elif kind == "missing":
@@ -81,7 +104,7 @@ def _schema_problem(item: Any, data: dict[str, Any], places: Places) -> Problem:
         rule, message = "C03", f"{wanted}, found {_show(value, path)}."
     else:
         rule, message = "C02", f"{wanted}, found {_show(value, path)}."
-        remedy = _unquote(kind, value)
+        remedy = _unquote(kind, value) or _quote(kind, value)
     # hosts.yml has no top-level key of ours.
     shown_path = path[1:] if path and path[0] == "hosts" else path
     return Problem(rule, file, dotted(shown_path), message, remedy or REMEDIES[rule], line)
@@ -98,12 +121,22 @@ def _unquote(kind: str, value: Any) -> str | None:
     return None
 
 
+def _quote(kind: str, value: Any) -> str | None:
+    """The remedy for a number or a boolean where a text belongs."""
+    if kind != "string_type" or not isinstance(value, bool | int | float):
+        return None
+    return 'put it in quotes: a text that looks like a number or a boolean needs them, as in "0.32.0"'
+
+
 def _unknown(path: KeyPath) -> str:
     """Names the key that was probably meant, or all keys of that place."""
     known = keys_at(path[:-1])
     if not known:
         return "unknown key."
     near = get_close_matches(str(path[-1])[:100], known, n=1)
+    other = elsewhere(path)
+    if other:
+        return f"unknown key here; did you mean {other}?"
     return f"unknown key; did you mean {near[0]}?" if near else f"unknown key; valid: {', '.join(known)}."
 
 

@@ -277,7 +277,7 @@ def test_a_bad_revision_is_refused(revision: str, committed: MakeCopy) -> None:
     with pytest.raises(ConfigError) as refused:
         at_revision("local", revision, found.root)
     (problem,) = refused.value.problems
-    assert (problem.rule, problem.file, problem.key) == ("C04", "command line", "REV")
+    assert (problem.rule, problem.file, problem.key) == ("C08", "command line", "REV")
     assert "is no revision of this checkout" in problem.message and len(problem.message) < 500
     if revision.isprintable() and revision:
         result = CliRunner().invoke(app, ["diff", "--inventories", str(found.root), "--json", "--", "local", revision])
@@ -312,7 +312,9 @@ def test_an_inventory_that_was_not_there_or_was_refused(committed: MakeCopy) -> 
         (other.folder / name).parent.mkdir(parents=True, exist_ok=True)
         (other.folder / name).write_bytes(content)
     result = diff(other)
-    assert (result.exit_code, "there was no inventory other in HEAD" in result.stderr) == (2, True)
+    assert result.exit_code == 2
+    assert "C08  command line: CLUSTER: inventory other is not in HEAD yet" in result.stderr
+    assert f"remedy: commit it (git add {other.folder}, git commit)" in result.stderr
     commit(other.edit({K: 16}), "two")
     result = diff(other.edit({K: 1}))
     assert result.exit_code == 2
@@ -422,3 +424,19 @@ def test_every_shipped_plan_compares_with_every_other() -> None:
         for new in names:
             impact = compare(plans[old], plans[new])
             assert impact.changed == (old != new)
+
+
+def test_monitoring_counts_its_targets(committed: MakeCopy) -> None:
+    """It looks at every rank: a line with all of them could not be read."""
+    found = committed("a3")
+    found.edit(
+        {
+            "hosts.all.hosts.d2": {"ansible_host": "192.0.2.23", "address": "192.0.2.23", "nic": "eth0"},
+            "hosts.all.children.decode.hosts": {"d0": None, "d1": None, "d2": None},
+            "topology.decode.dp": 48,
+        }
+    )
+    shown = diff(found).stdout
+    (line,) = [line for line in shown.splitlines() if "restart: monitoring" in line]
+    assert line == "  restart: monitoring (16 targets added, 0 removed)"
+    assert "{'" not in shown

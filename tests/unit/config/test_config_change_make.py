@@ -17,6 +17,9 @@ WAYS = {
     "init NEW=mine FROM=a3": "/mtpctl init 'mine' --from 'a3' --inventories ",
     "set CLUSTER=a3 SET=mtp.padding=slack": " -- mtp.padding=slack",
     "offline CLUSTER=a3 ARGS=--rank=decode-1": "/mtpctl offline a3 --inventories ",
+    "check CLUSTER=local K=3": "/mtpctl check local --inventories ",
+    "render CLUSTER=local K=3": " --k 3",
+    "offline CLUSTER=local K=3": " --k 3",
     "docs": "/mtpctl schema --write",
 }
 
@@ -26,6 +29,19 @@ def test_make_calls_mtpctl(words: str) -> None:
     command = ["make", "-n", "-C", str(api.repository()), *words.split()]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert WAYS[words] in done.stdout.replace("  ", " ")
+
+
+def test_check_looks_at_the_k_it_is_given() -> None:
+    command = ["make", "-n", "-C", str(api.repository()), "check", "CLUSTER=local", "K=3"]
+    assert "--k 3" in subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.parametrize("target", ["deploy", "diff", "plan", "set"])
+def test_a_k_that_would_change_nothing_is_refused(target: str) -> None:
+    command = ["make", "-C", str(api.repository()), target, "CLUSTER=local", "K=3"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "error: K=3 changes nothing here: make mtp CLUSTER=local K=3 sets it" in done.stderr
 
 
 def test_a_refusal_names_everything(copy: Callable[[str], Copy]) -> None:

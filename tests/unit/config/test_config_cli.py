@@ -3,7 +3,6 @@
 import io
 import json
 import os
-import shlex
 import shutil
 import subprocess
 import sys
@@ -136,15 +135,51 @@ def test_render_says_which_verification_runs_and_why(copy: MakeCopy) -> None:
 
 @pytest.mark.parametrize("name", ["local", "a3"])
 def test_render_shows_environment_and_command_lines_to_copy(name: str) -> None:
-    """A shell reads back from each line what the plan has."""
+    """A shell reads one command back from the lines of a rank, and it is the plan's."""
     plan, shown = api.plan(name), mtpctl("render", name).stdout.splitlines()
-    for rank in plan["ranks"]:
+
+    def words(*lines: str) -> list[str]:
+        script = "\n".join(["show() { printf '%s\\0' \"$@\"; }", f"show {lines[0]}", *lines[1:]])
+        done = subprocess.run(["sh", "-c", script], capture_output=True, check=True)
+        return done.stdout.decode().split("\0")[:-1]
+
+    def here(word: str) -> str:
+        root = str(api.repository())
+        marks = {"{engine_python}": f"{root}/.local/engine/bin/python", "{root}": root} if name == "local" else {}
+        for mark, meaning in marks.items():
+            word = word.replace(mark, meaning)
+        return word
+
+    for rank in (plan["ranks"][0], plan["ranks"][-1]):
         at = next(n for n, line in enumerate(shown) if line.startswith(f"{rank['name']} on {rank['host']}, "))
         assert rank["url"] in shown[at] and f"K = {rank['k']}" in shown[at]
-        assert shlex.split(shown[at + 1]) == [f"{key}={value}" for key, value in rank["env"].items()]
-        assert shlex.split(shown[at + 2]) == rank["argv"]
+        env = [f"{key}={value}" for key, value in rank["env"].items()]
+        assert words(*shown[at + 1 : at + 3]) == [*map(here, ["env", *env, *rank["argv"]])]
     router = next(n for n, line in enumerate(shown) if line.startswith("router on "))
-    assert shlex.split(shown[router + 1]) == plan["router"]["argv"]
+    assert words(shown[router + 1]) == [*map(here, plan["router"]["argv"])]
+    assert any(line.startswith("{root}: this project's folder") for line in shown) == (name == "a3")
+
+
+def test_check_says_what_it_could_not_check(copy: MakeCopy) -> None:
+    """Rules that nothing could be said about do not count among those that hold."""
+
+    def held(found: Copy) -> tuple[int, str]:
+        shown = mtpctl("check", found.name, "--inventories", str(found.root)).stdout
+        return int(shown.split(" rules hold")[0].split(": ")[-1]), shown
+
+    local, a3 = held(copy("local")), held(copy("a3"))
+    assert "not checked" not in local[1]
+    assert "not checked here: W01, W02: /mnt/weights/DeepSeek-R1-W8A8-MTP/config.json is not on this machine" in a3[1]
+    assert "mtpctl weights a3" in a3[1]
+    left = held(copy("a3-single").edit({"serving.max_num_seqs": None}))
+    assert left[0] == a3[0] - 1 and "not checked here: R06: max_num_seqs of single is left to the engine" in left[1]
+
+
+def test_weights_on_another_machine_are_said_to_be_there(copy: MakeCopy) -> None:
+    shown = mtpctl("check", "a3", "--inventories", str(copy("a3").edit({"mtp.num_speculative_tokens": None}).root))
+    assert (
+        "R44" in shown.stderr and "/mnt/weights/DeepSeek-R1-W8A8-MTP/config.json is not on this machine" in shown.stderr
+    )
 
 
 def test_render_says_which_padding_and_graphs_and_why(copy: MakeCopy) -> None:

@@ -145,3 +145,11 @@ def test_a_full_disk_leaves_nothing(root: Path, monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(OSError, match="No space left"):
         new.init("new", "local", root)
     assert set(os.listdir(root)) == before
+
+
+@pytest.mark.parametrize("name", ["all", "ungrouped", "localhost"])
+def test_names_that_ansible_has_a_meaning_for_are_refused(name: str, root: Path) -> None:
+    before = listing(root)
+    result = init(root, name, "--from", "local")
+    assert (result.exit_code, "a meaning of its own for Ansible" in result.stderr) == (2, True)
+    assert listing(root) == before

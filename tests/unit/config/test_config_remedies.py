@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from inventory_copy import Copy
 
-from mtp_runtime.config import api
+from mtp_runtime.config import api, edit
 from mtp_runtime.config.problems import ConfigError, Problem
 
 MakeCopy = Callable[[str], Copy]
@@ -114,3 +114,45 @@ def test_a_malformed_address_is_no_host_name(key: str, value: str, words: str, c
     (problem,) = problems_of(copy("a3").edit({key: value}))
     assert (problem.rule, problem.key) == ("C03", key.removeprefix("hosts."))
     assert words in problem.message and value in problem.message
+
+
+CAPTURE = "serving.decode.compilation_config.cudagraph_capture_sizes"
+SHAPES: tuple[tuple[str, dict[str, Any], str, str, str], ...] = (
+    ("local", {"topology.release": 0.32}, "topology.release", "valid string, found 0.32", "put it in quotes"),
+    ("a3", {"hosts.all.hosts.p0.nic": False}, "all.hosts.p0.nic", "valid string, found false", "put it in quotes"),
+    ("local", {"model.name": "a b"}, "model.name", "should be letters, digits and . _ / - only", "write a text of"),
+    ("local", {"model.path": "{{ x }}"}, "model.path", "no braces (templates are not read here)", "write a text of"),
+    ("local", {"monitoring.host": "a b"}, "monitoring.host", "an IP address or a host name", "write a text of"),
+    ("a3", {CAPTURE: 80}, CAPTURE, "should be 'auto' or a list, as in [2, 4], found 80.", ""),
+    ("a3", {CAPTURE: [2, "x"]}, f"{CAPTURE}[1]", "should be a valid integer", ""),
+    ("local", {"serving.kv_cache_bytes": "8GB"}, "serving.kv_cache_bytes", "should be 'auto' or a valid integer", ""),
+    (
+        "local",
+        {"serving.decode.num_speculative_tokens": 2},
+        "serving.decode.num_speculative_tokens",
+        "did you mean mtp.num_speculative_tokens?",
+        "",
+    ),
+)
+
+
+@pytest.mark.parametrize(("base", "edits", "key", "said", "remedy"), SHAPES, ids=lambda value: str(value)[:40])
+def test_a_wrong_value_is_explained_in_words(
+    base: str, edits: dict[str, Any], key: str, said: str, remedy: str, copy: MakeCopy
+) -> None:
+    (problem,) = problems_of(copy(base).edit(edits))
+    assert problem.key == key and said in problem.message and "pattern" not in problem.message
+    assert problem.remedy.startswith(remedy)
+
+
+def test_what_reads_as_a_boolean_where_a_text_belongs_needs_quotes(copy: MakeCopy) -> None:
+    found = copy("a3")
+    text = found.file("hosts").read_text()
+    found.file("hosts").write_text(text.replace("nic: eth0", "nic: no", 1))
+    assert [p.remedy for p in problems_of(found)] == ['write "no" in quotes: nic takes a text']
+
+
+def test_set_says_how_a_boolean_is_written(copy: MakeCopy) -> None:
+    with pytest.raises(ConfigError) as caught:
+        edit.set_values("local", ["mtp.enabled=yes"], copy("local").root)
+    assert [p.remedy for p in caught.value.problems] == ["write mtp.enabled=true"]

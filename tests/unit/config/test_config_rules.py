@@ -16,6 +16,7 @@ from rule_cases import CASES, WARNED, Case
 from mtp_runtime.config import api, reference, rules
 from mtp_runtime.config.files import PASSED_OVER
 from mtp_runtime.config.problems import ConfigError, Problem
+from mtp_runtime.config.rule import WHERE_TEXT
 
 MakeCopy = Callable[[str], Copy]
 SHIPPED = sorted(file.parent.name for file in api.inventories().glob("*/hosts.yml"))
@@ -58,9 +59,7 @@ def test_ids_are_unique_and_rules_complete() -> None:
     assert len(set(ids)) == len(ids)
     assert {f"R{n:02}" for n in range(1, 22)} <= set(ids)
     for rule in rules.RULES:
-        assert rule.where in ("files", "check", "weights", "host", "construction", "warning"), (
-            "a rule that is not built"
-        )
+        assert rule.where in WHERE_TEXT, "a rule that is not built"
         assert (rule.check is not None or rule.check_plan is not None) == (rule.where == "check"), rule.id
         assert (rule.warn is not None) == (rule.where == "warning"), rule.id
         assert rule.message and rule.source and rule.remedy and rule.name
