@@ -12,7 +12,7 @@ from rich.markdown import Markdown
 from rich.table import Table
 from rich.text import Text
 
-from mtp_runtime.config import api, edit, editor_schema, reference, rules, weights
+from mtp_runtime.config import api, edit, editor_schema, host_checks, reference, rules, weights
 from mtp_runtime.config import explain as explanations
 from mtp_runtime.config.engines import ENGINE_PYTHON, ROOT
 from mtp_runtime.config.problems import ConfigError, Problem, printable
@@ -81,7 +81,15 @@ def check(cluster: Name, as_json: AsJson = False, inventories: Inventories = Non
     warn(found.warnings)
     if as_json:
         warnings = [w.as_dict() for w in found.warnings]
-        _print_json({"ok": True, "problems": [], "warnings": warnings, "unchecked": found.unchecked})
+        _print_json(
+            {
+                "ok": True,
+                "problems": [],
+                "warnings": warnings,
+                "unchecked": found.unchecked,
+                "examples": host_checks.example_addresses(found.cluster),
+            }
+        )
         return
     plan = render_plan(found.cluster)
     mtp = plan["mtp"]
@@ -92,6 +100,11 @@ def check(cluster: Name, as_json: AsJson = False, inventories: Inventories = Non
     for why in dict.fromkeys(found.unchecked.values()):
         ids = ", ".join(rule for rule, reason in found.unchecked.items() if reason == why)
         _print_line(f"not checked here: {ids}: {why}")
+    examples = host_checks.example_addresses(found.cluster)
+    if examples:
+        _print_line(
+            f"still to edit: {', '.join(examples)} in hosts.yml: an address of the documentation range is nobody's"
+        )
 
 
 @app.command()

@@ -2,9 +2,10 @@
 
 import re
 import socket
-from ipaddress import IPv4Address, IPv6Address, ip_address
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 
 Number = IPv4Address | IPv6Address | None
+DOCUMENTATION = [ip_network(net) for net in ("192.0.2.0/24", "198.51.100.0/24", "203.0.113.0/24", "2001:db8::/32")]
 # A name whose last part is a number would be taken for an IPv4 address.
 _NUMERIC = re.compile(r"(.*\.)?[0-9]+")
 
@@ -26,6 +27,12 @@ def is_loopback(address: str) -> bool:
     """127.0.0.1 and its kind, ::1, localhost."""
     number = number_of(address)
     return address == "localhost" if number is None else number.is_loopback
+
+
+def is_documentation(address: str) -> bool:
+    """An address that examples have, and no machine (RFC 5737, RFC 3849)."""
+    number = number_of(address)
+    return number is not None and any(number in net for net in DOCUMENTATION if net.version == number.version)
 
 
 def malformed(address: str) -> str | None:

@@ -315,11 +315,11 @@ def groups(cluster: Cluster, ranks: list[Rank]) -> Iterator[Finding]:
 
 def unknown_hosts(cluster: Cluster) -> dict[str, KeyPath]:
     """Hosts that are only named in a group, where other hosts are described in all.hosts; and where they are named."""
-    known = cluster.hosts.all.hosts
+    entries = list(cluster.host_entries())
+    said = {*cluster.hosts.all.hosts, "localhost", *(host for _, host, entry in entries if entry is not None)}
     found: dict[str, KeyPath] = {}
-    for path, host, _ in cluster.host_entries():
-        unsaid = host not in known and not cluster.host_vars(host).model_fields_set
-        if known and unsaid and host != "localhost":
+    for path, host, _ in entries:
+        if cluster.hosts.all.hosts and host not in said:
             found.setdefault(host, path)
     return found
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 
-from .addresses import Number, is_loopback, number_of
+from .addresses import Number, is_documentation, is_loopback, number_of
 from .checks import Finding, unknown_hosts
 from .placement import Rank
 from .problems import KeyPath, dotted
@@ -37,9 +37,10 @@ def _own_address(cluster: Cluster, host: str) -> str:
 def host_addresses(cluster: Cluster, ranks: list[Rank]) -> Iterator[Finding]:
     """R48."""
     machines = {cluster.machine(host) for host in cluster.all_hosts()}
+    unknown = unknown_hosts(cluster)
     seen: dict[str, str] = {}
     for host in rank_hosts(cluster):
-        if host in unknown_hosts(cluster):
+        if host in unknown:
             continue  # R32 names it
         address, key = cluster.address(host), address_path(cluster, host)
         number, remedy = number_of(address), _own_address(cluster, host)
@@ -63,7 +64,8 @@ def network_interfaces(cluster: Cluster, ranks: list[Rank]) -> Iterator[Finding]
     """R49."""
     if cluster.topology.engine != ASCEND:
         return
-    hosts = [host for host in rank_hosts(cluster) if host not in unknown_hosts(cluster)]
+    unknown = unknown_hosts(cluster)
+    hosts = [host for host in rank_hosts(cluster) if host not in unknown]
     nics = {host: cluster.host_vars(host).nic for host in hosts}
     with_one = [host for host, nic in nics.items() if nic]
     for host, nic in nics.items():
@@ -88,6 +90,11 @@ def absolute_paths(cluster: Cluster, ranks: list[Rank]) -> Iterator[Finding]:
         elif remote and cluster.topology.engine == ASCEND:
             message = f"{written} is no absolute path. Nothing of this repository lies on the hosts, and they fetch "
             yield Finding((section, name), message + "no weights by a name (HF_HUB_OFFLINE=1).")
+
+
+def example_addresses(cluster: Cluster) -> list[str]:
+    """Hosts whose address is one of the documentation's: nobody has it, so it is still to be written."""
+    return [host for host in cluster.all_hosts() if is_documentation(cluster.address(host))]
 
 
 def front_addresses(cluster: Cluster, mtp_layers: int | None) -> Iterator[Finding]:

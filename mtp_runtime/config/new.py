@@ -6,10 +6,11 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
-from ipaddress import ip_address, ip_network
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
+from .addresses import is_documentation
 from .api import check, inventories
 from .files import NAMES, on_disk, shown
 from .load import NAME, load
@@ -18,7 +19,6 @@ from .render import render
 from .schema import THIS_MACHINE, Cluster
 from .schema_problems import Places
 
-DOCUMENTATION = [ip_network(net) for net in ("192.0.2.0/24", "198.51.100.0/24", "203.0.113.0/24", "2001:db8::/32")]
 # Names that Ansible has its own meaning for.
 RESERVED = ("all", "ungrouped", "localhost")
 HERE = "command line"
@@ -106,7 +106,7 @@ def _why(address: str, original: str) -> str | None:
         number = ip_address(address)
     except ValueError:
         return None if address == "localhost" else f"a host of {original}"
-    if any(number in net for net in DOCUMENTATION if net.version == number.version):
+    if is_documentation(address):
         return "an address from the documentation range; put the host's own here"
     return None if number.is_loopback else f"a host of {original}"
 

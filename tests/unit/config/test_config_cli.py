@@ -175,6 +175,18 @@ def test_check_says_what_it_could_not_check(copy: MakeCopy) -> None:
     assert left[0] == a3[0] - 1 and "not checked here: R06: max_num_seqs of single is left to the engine" in left[1]
 
 
+def test_check_names_hosts_that_still_have_the_examples_addresses(copy: MakeCopy) -> None:
+    """A copy made with init passes its check: the addresses are well-formed, but nobody has them."""
+    found = copy("lab")
+    where = ("--inventories", str(found.root))
+    assert "still to edit" not in mtpctl("check", "lab", *where).stdout
+    found.edit({"hosts.all.hosts.d0.address": "192.0.2.12"})
+    assert (
+        "still to edit: d0 in hosts.yml: an address of the documentation range" in mtpctl("check", "lab", *where).stdout
+    )
+    assert json.loads(mtpctl("check", "lab", "--json", *where).stdout)["examples"] == ["d0"]
+
+
 def test_weights_on_another_machine_are_said_to_be_there(copy: MakeCopy) -> None:
     shown = mtpctl("check", "a3", "--inventories", str(copy("a3").edit({"mtp.num_speculative_tokens": None}).root))
     assert (

@@ -225,7 +225,7 @@ TYPES = {
         ("topology", 'release: "0.32.0"', "release: 0.32"),
         "C02",
         "topology.release",
-        "write a value",
+        "put it in quotes",
     ),
     "date": (("model", "name: tiny-deepseek-v3", "name: 2026-01-31"), "C02", "model.name", "in quotes"),
     "boolean name": (("model", "name: tiny-deepseek-v3", "name: off"), "C02", "model.name", '"off" in quotes'),
