@@ -116,6 +116,9 @@ def rank_cover(cluster: Cluster, ranks: list[Rank]) -> Iterator[Finding]:
             names = ", ".join(dict.fromkeys(rank.host for rank in ranks if cluster.machine(rank.host) == machine))
             message = f"the ranks on {names} need {count} devices; a host has {devices}."
             remedy = "lower dp or tp of what runs there, or move a role to hosts of its own"
+            if ", " in names:
+                same = f"{names} are one machine by their ansible_host or ansible_connection"
+                remedy = f"{same}: correct the one that is not, or {remedy}"
             yield Finding(("topology", "devices_per_host"), message, remedy)
 
 

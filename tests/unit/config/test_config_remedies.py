@@ -57,6 +57,8 @@ def test_one_address_twice_is_a_few_problems(copy: MakeCopy) -> None:
         "decode-31 and decode-15 both listen on 192.0.2.21:7115."
     )
     assert ports.remedy.startswith("d1 and d0 are one machine by their ansible_host")
+    (devices,) = [p for p in problems if p.rule == "R08"]
+    assert devices.remedy.startswith("d0, d1 are one machine by their ansible_host")
     assert len(problems) <= 3
 
 
