@@ -187,7 +187,8 @@ test-full: engine ## the combinations of modes and K that test-engine leaves out
 .PHONY: test-conformance
 test-conformance: conformance engine ## the Ascend adapter against the real vllm-ascend and torch_npu, without an NPU
 	@$(call say,'conformance tests')
-	@$(CONFORMANCE_PYTHON) -m pytest tests/conformance $(PYTEST_ARGS)
+	@# vllm-ascend writes its logs below the home folder, whatever it is told.
+	@mkdir -p $(LOCAL)/tmp/home; HOME=$(ROOT)/$(LOCAL)/tmp/home $(CONFORMANCE_PYTHON) -m pytest tests/conformance $(PYTEST_ARGS)
 
 .PHONY: test-live
 test-live: venv ## tests on a running stack (deploys CLUSTER=local, destroys it)
@@ -204,7 +205,7 @@ bench-attention: engine ## decode attention: three ways to verify K + 1 tokens, 
 bench-engine: engine ## [ARGS='--part cost modes load active-k']: step cost and TPOT with and without MTP, with verdicts
 	@$(ENGINE_PYTHON) -m loadtests.bench_engine $(ARGS)
 bench-ascend: conformance ## verification inside vllm-ascend: ours against the package's own functions
-	@OMP_NUM_THREADS=1 $(CONFORMANCE_PYTHON) -m loadtests.bench_ascend_sampler $(ARGS)
+	@mkdir -p $(LOCAL)/tmp/home; HOME=$(ROOT)/$(LOCAL)/tmp/home OMP_NUM_THREADS=1 $(CONFORMANCE_PYTHON) -m loadtests.bench_ascend_sampler $(ARGS)
 bench-acceptance: engine ## how many drafts each verification accepts on the shipped model
 	@$(ENGINE_PYTHON) -m loadtests.bench_acceptance $(ARGS)
 
