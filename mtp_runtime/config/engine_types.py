@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from .base_types import Count, Name, Strict
+from .base_types import Count, Strict
 
 TpSize = Annotated[int, Field(ge=0, le=4096)] | None
 
@@ -48,6 +48,10 @@ class AscendSchedulerConfig(Strict):
     enable_chunked_prefill: bool | None = Field(None, description="chunked prefill in the V0 scheduler")
 
 
+# The linear layers that vllm-ascend 0.23.0's attention layers hold; it skips any other name with a line in its log.
+ShardedLayer = Literal["q_proj", "q_b_proj", "kv_b_proj", "o_proj", "fused_qkv_a_proj", "kv_a_proj_with_mqa"]
+
+
 class AdditionalConfig(Strict):
     """vllm-ascend --additional-config, the keys we have rules for."""
 
@@ -64,7 +68,7 @@ class AdditionalConfig(Strict):
         None, description="balance prefill and decode over the ranks, without P/D only"
     )
     finegrained_tp_config: FinegrainedTp | None = Field(None, description="tensor parallel sizes of single modules")
-    layer_sharding: Annotated[list[Name], Field(min_length=1)] | None = Field(
+    layer_sharding: Annotated[list[ShardedLayer], Field(min_length=1)] | None = Field(
         None, description="linear layers whose weights are spread over the ranks of P"
     )
     enable_flashcomm1: bool | None = Field(None, description="FlashComm1: sequence parallel communication")

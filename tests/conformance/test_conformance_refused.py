@@ -138,6 +138,14 @@ CASES = {
         role="kv_producer",
         additional={"layer_sharding": "q_b_proj"},
     ),
+    "a layer that is not there": Case(
+        lambda config: set_up().layer_sharding == ["o_prj"],
+        "C03",
+        "serving.prefill.additional_config.layer_sharding[0]",
+        {"serving.prefill.additional_config.layer_sharding": ["o_prj"]},
+        role="kv_producer",
+        additional={"layer_sharding": ["o_prj"]},
+    ),
     "the recompute scheduler on P is switched off": Case(
         lambda config: config.additional_config["recompute_scheduler_enable"] is False and not recomputes(config),
         "R09",
