@@ -213,17 +213,78 @@ def test_the_releases_are_those_that_were_read() -> None:
     assert UNPACKED.name.removeprefix("vllm-ascend-") in install.VERSIONS
 
 
-def test_the_worker_applies_every_patch(forks: Forks) -> None:
-    """All of them fit together on the installed release, once, whatever the order of the stages."""
-    code = f"""
-import vllm_ascend.ops
+WORKING = """
+import os, pickle, sys
+from types import ModuleType
+sys.path.insert(0, {here!r})
+import cpu_runner
+acl, rt = ModuleType("acl"), ModuleType("acl.rt")
+acl.rt, rt.memcpy = rt, None
+sys.modules.update({{"acl": acl, "acl.rt": rt}})
+from vllm.utils.import_utils import resolve_obj_by_qualname
+config = pickle.loads(pickle.dumps(cpu_runner.configuration(1, 4)))
+Worker = resolve_obj_by_qualname(config.parallel_config.worker_cls)
+{before}
+try:
+    Worker(vllm_config=config, local_rank=0, rank=0, distributed_init_method="file:///nowhere", is_driver_worker=True)
+except RuntimeError as error:
+    print("ended:", str(error).splitlines()[0])
 from mtp_runtime.adapters.vllm_ascend import install, patches
-install.enter("config"); install.enter("worker"); install.enter("worker")
-for patch in install.chosen():
-    for target in patch.targets:
-        owner, name = patches._owner(target)
-        assert getattr(getattr(owner, name), "mtp_runtime", False), target
-print("all", {len(PATCHES)})
+pairs = [(patch, getattr(*patches._owner(target))) for patch in install.chosen() for target in patch.targets]
+print("applied:", sum(patch.name in getattr(function, "mtp_runtime", ()) for patch, function in pairs))
+"""
+
+
+def work(forks: Forks, before: str = "") -> dict[str, str]:
+    """What comes of the worker that the configuration names, made as the executor makes it from a pickled one.
+
+    CANN's Python module `acl` is a name here. The real constructor ends where it asks the device for its type.
+    """
+    done = forks.run(WORKING.format(here=str(Path(__file__).parent), before=before))
+    assert done.returncode == 0, done.stderr[-3000:]
+    return dict(line.split(": ", 1) for line in done.stdout.splitlines() if line.startswith(("ended", "applied")))
+
+
+def test_the_worker_applies_every_patch(forks: Forks) -> None:
+    """All of them, and what vllm-ascend's constructor replaces itself does not take them back."""
+    found = work(forks)
+    assert "aclInit, error code is 500000" in found["ended"]
+    assert found["applied"] == str(len(TARGETS))
+
+
+def test_a_worker_that_cannot_be_patched_is_not_made(forks: Forks) -> None:
+    found = work(forks, "from mtp_runtime.adapters.vllm_ascend import install; install.version = lambda name: '9.9'")
+    assert "vllm-ascend 9.9 is not known" in found["ended"]
+    # Those of the configuration, which was made before.
+    assert found["applied"] == str(sum(len(patch.targets) for patch in PATCHES if patch.stage == "config"))
+
+
+def test_twice_is_once(forks: Forks) -> None:
+    """A process that makes the configuration and works too, as without multiprocessing."""
+    code = """
+from mtp_runtime.adapters.vllm_ascend import install, patches
+install.enter("config"); install.enter("worker")
+before = [getattr(*patches._owner(target)) for patch in install.chosen() for target in patch.targets]
+install.enter("worker"); install.enter("config")
+after = [getattr(*patches._owner(target)) for patch in install.chosen() for target in patch.targets]
+print("same", all(old is new for old, new in zip(before, after, strict=True)))
 """
     done = forks.run(code)
-    assert done.stdout.splitlines()[-1:] == [f"all {len(PATCHES)}"], (done.returncode, done.stderr[-3000:])
+    assert done.stdout.splitlines()[-1:] == ["same True"], (done.returncode, done.stderr[-3000:])
+
+
+def test_ray_carries_our_variables_over(forks: Forks) -> None:
+    """Its workers inherit nothing: without MTP_PADDING they would capture no graph with slack slots."""
+    code = """
+from vllm.platforms import current_platform
+from vllm.plugins import load_general_plugins
+from vllm.ray.ray_env import get_env_vars_to_copy
+from mtp_runtime.adapters.vllm_ascend import install
+load_general_plugins()
+install.install()
+carried = current_platform.additional_env_vars
+assert set(install.CARRIED) <= get_env_vars_to_copy(additional_vars=set(carried))
+print("carried", len(carried) == len(set(carried)))
+"""
+    done = forks.run(code)
+    assert done.stdout.splitlines()[-1:] == ["carried True"], (done.returncode, done.stderr[-3000:])

@@ -17,6 +17,8 @@ VARIABLE = "MTP_PATCHES"
 """Which patches are on: names with commas between, `none`, or unset for all (as rendered from `mtp.patches`)."""
 ENGINE_WORKER = "vllm_ascend.worker.worker.NPUWorker"
 WORKER = "mtp_runtime.adapters.vllm_ascend.worker.MtpNPUWorker"
+CARRIED = (VARIABLE, "MTP_VERIFICATION", "MTP_ATTENTION", "MTP_PADDING", "MTP_RUNTIME_FAULT", "MTP_DEBUG")
+"""What workers must know of the environment. A child inherits it; Ray carries over only what the platform lists."""
 log = logging.getLogger("vllm.mtp_runtime_ascend")
 
 
@@ -109,6 +111,7 @@ def _gate(platform: Any) -> None:
 
     check_and_update_config.mtp_runtime = True  # type: ignore[attr-defined]
     platform.check_and_update_config = classmethod(check_and_update_config)
+    platform.additional_env_vars = [*platform.additional_env_vars, *CARRIED]
 
 
 def _name_worker(parallel: Any) -> None:
