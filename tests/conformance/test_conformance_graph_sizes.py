@@ -133,6 +133,20 @@ def test_what_slack_cannot_have() -> None:
         graph_sizes.sizes(made)
 
 
+@SLACK
+@pytest.mark.usefixtures("padded")
+def test_slack_needs_the_attention_that_it_was_made_for() -> None:
+    """AscendMLACPImpl gives captured calls other KV lengths and keeps their query lengths; others are not patched."""
+    with pytest.raises(Exception, match=r"slack with context parallelism; use mtp\.padding: placeholder"):
+        cpu_runner.configuration(1, 16, "--tensor-parallel-size", "2", "--decode-context-parallel-size", "2")
+    made = cpu_runner.configuration(1, 16, sizes=[36])
+    with (
+        patch.object(type(made.model_config), "use_mla", False),
+        pytest.raises(graph_sizes.SizesRefused, match="slack with a model without MLA"),
+    ):
+        graph_sizes.sizes(made)
+
+
 @PLACEHOLDER
 @pytest.mark.usefixtures("padded")
 @pytest.mark.parametrize(

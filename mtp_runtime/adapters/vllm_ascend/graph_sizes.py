@@ -75,7 +75,17 @@ def sizes(vllm_config: Any) -> list[int]:
         return whole_sizes(given, min(requests, batched // (k + 1)), k)
     if "padding" not in {patch.name for patch in chosen()}:
         raise SizesRefused("MTP_PADDING=slack without the patch `padding`", "switch it on: mtp.patches.padding: true")
+    _replayable(vllm_config)
     return [wanted.tokens]
+
+
+def _replayable(vllm_config: Any) -> None:
+    """Raises SizesRefused where other classes than AscendMLAImpl replay attention, with lengths of their own."""
+    parallel = vllm_config.parallel_config
+    contexts = parallel.decode_context_parallel_size * parallel.prefill_context_parallel_size
+    if contexts > 1 or not vllm_config.model_config.use_mla:
+        what = "context parallelism" if contexts > 1 else "a model without MLA"
+        raise SizesRefused(f"MTP_PADDING=slack with {what}", "use mtp.padding: placeholder")
 
 
 def _put(vllm_config: Any, found: list[int]) -> None:
