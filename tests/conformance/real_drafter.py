@@ -20,7 +20,8 @@ BLOCK = 128
 
 @dataclass
 class Pass:
-    """What the layer got at one depth. kv, ends: host lists of the attention metadata; slots: its slot mapping."""
+    """What the layer got at one depth. kv, ends: host lists of the attention metadata; slots: its slot mapping; rows:
+    of its block table; tokens: that decode attention is called with in an eager step."""
 
     input_ids: Tensor
     positions: Tensor
@@ -28,6 +29,8 @@ class Pass:
     kv: list[int] = field(default_factory=list)
     ends: list[int] = field(default_factory=list)
     slots: Tensor | None = None
+    rows: int = 0
+    tokens: int = 0
 
 
 class Layer:
@@ -48,6 +51,7 @@ class Layer:
             found.kv = list(metadata.decode.seq_lens_list)
             found.ends = list(metadata.decode.actual_seq_lengths_q)
             found.slots = metadata.slot_mapping.clone()
+            found.rows, found.tokens = len(metadata.decode.block_table), metadata.num_decode_tokens
         self.passes.append(found)
         out = mixed(hidden_states, input_ids, positions)
         return out, out

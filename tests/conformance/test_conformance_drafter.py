@@ -7,6 +7,7 @@ of ours corrects.
 
 import functools
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,8 +16,11 @@ from cpu_runner import edge
 from real_drafter import BLOCK, Batch, Pass, common_metadata, dummy, make_drafter, mixed, picked, run
 from torch import Tensor
 
+from mtp_runtime.attention.call import BlockTable, FiaCall, Shaped
+from mtp_runtime.attention.constraints import check
 from mtp_runtime.drafting.proposer import DraftStep, prepare, propose
 from mtp_runtime.graphs.padding import NO_SLOT
+from tests.unit.attention.attention_calls import plan
 
 REQUESTS, MAX_LEN = 4, 1024
 
@@ -186,6 +190,34 @@ def test_fault_later_depths_are_captured_with_other_lists_than_they_are_run_with
     assert len(captured[0].ends) == len(replayed[0].ends) == REQUESTS
     for one, other in zip(captured[1:], replayed[1:], strict=True):
         assert (len(one.ends), len(other.ends)) == (REQUESTS, REQUESTS * d)
+
+
+@pytest.mark.parametrize("mode", [FULL, "NONE"])
+@pytest.mark.parametrize("k", (1, 2, 3))
+def test_no_call_of_the_drafter_is_one_that_the_patch_attention_refuses(k: int, mode: str) -> None:
+    """At no depth, captured, replayed or eager; a graph's calls have its tokens as queries. Later depths too: refused,
+    a server with K > 1 would not start."""
+    from vllm.config import CUDAGraphMode
+
+    real, d = drafter(k, mode), k + 1
+    captured = dummy(real, REQUESTS * d, REQUESTS, CUDAGraphMode.FULL) if mode == FULL else []
+    _, replayed, _ = run(real, Batch((d,) * 3, (40, 300, 200), (1, d, d)))
+    assert len(replayed) == k and len(captured) == (k if mode == FULL else 0)
+    for found in (*captured, *replayed):
+        tokens = len(found.input_ids) if mode == FULL else found.tokens
+        call = plan([1], heads=8)
+        table = BlockTable((found.rows, 8), "int32", None)
+        wanted = {"actual_seq_lengths": found.ends, "actual_seq_lengths_kv": found.kv, "block_table": table}
+        shapes = {name: replace(part, shape=(tokens, *part.shape[1:])) for name, part in queries(call).items()}
+        assert check(replace(call, **wanted, **shapes)) == []
+        # The check sees these lists: one token more, and the last sum is not T.
+        more = {name: replace(part, shape=(tokens + 1, *part.shape[1:])) for name, part in queries(call).items()}
+        assert [broken.id for broken in check(replace(call, **wanted, **more))] == ["F05"]
+
+
+def queries(call: FiaCall) -> dict[str, Shaped]:
+    assert call.query_rope is not None
+    return {"query": call.query, "query_rope": call.query_rope}
 
 
 @pytest.mark.parametrize("k, batch", CASES)
