@@ -3,11 +3,13 @@
 Usage: PYTHON tests/conformance/environment/make_env.py (`make conformance` runs it). Plain Python, nothing need be
 installed; needs gcc and binutils. The vLLM wheel that is built stays in $MTP_CACHE, when that names a folder. A stamp
 holds what the environment was made from: when nothing changed, nothing is done. Exit code 2, with a message, when
-something is missing.
+something is missing. Of two at once the second waits, and finds nothing to do.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import os
 import re
@@ -15,7 +17,9 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tempfile
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -76,18 +80,30 @@ def vllm_wheel(tmp: Path) -> Path:
         made = tmp / "wheel"
         words = ("--no-build-isolation", "--no-binary", "vllm", "--require-hashes", "-w", made)
         pip("wheel", *words, "-r", pinned("vllm", tmp), env=BUILD)
-        folder.mkdir(parents=True, exist_ok=True)
         for wheel in made.glob("*.whl"):
-            shutil.copy(wheel, folder / f"{wheel.name}.part")
-            (folder / f"{wheel.name}.part").rename(folder / wheel.name)
+            keep(wheel, folder)
     return next(folder.glob("*.whl"))
 
 
+def keep(file: Path, folder: Path) -> None:
+    """Copies a file into a folder, whole or not at all, whoever else does it at the same time."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder) as part:
+        shutil.copy(file, part)
+        (Path(part) / file.name).rename(folder / file.name)
+
+
 def tools() -> None:
-    """Raises Refused when a program is missing."""
+    """Raises Refused when a program is missing, or the cache cannot be written."""
     absent = [name for name in ("gcc", "nm") if not shutil.which(name)]
     if absent:
         raise Refused(f"{', '.join(absent)} not found: install it (Debian: apt-get install gcc binutils)")
+    if cache := os.environ.get("MTP_CACHE"):
+        try:
+            Path(cache).mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=cache).close()
+        except OSError as error:
+            raise Refused(f"MTP_CACHE={cache} cannot be written ({error.strerror}): name another folder") from None
 
 
 def packages() -> Path:
@@ -155,9 +171,25 @@ def wanted() -> str:
     return hashlib.sha256(b"".join(path.read_bytes() for path in MADE_FROM)).hexdigest()
 
 
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """No other run of this file, in this clone, is between the same lines."""
+    WHERE.parent.mkdir(parents=True, exist_ok=True)
+    with (WHERE.parent / f"{WHERE.name}.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
 def main() -> int:
-    stamp = WHERE / ".stamp"
-    if stamp.exists() and stamp.read_text() == wanted():
+    with alone():
+        return made()
+
+
+def made() -> int:
+    """Exit code, once the environment is as wanted or cannot be."""
+    # As it was at the start: what changes meanwhile is not in it.
+    stamp, asked = WHERE / ".stamp", wanted()
+    if stamp.exists() and stamp.read_text() == asked:
         return 0
     print("==> conformance environment: .local/conformance", flush=True)
     try:
@@ -165,7 +197,7 @@ def main() -> int:
     except Refused as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    stamp.write_text(wanted())
+    stamp.write_text(asked)
     return 0
 
 
