@@ -234,6 +234,32 @@ def test_seeded_request_among_candidates(reducing: None) -> None:
         assert [tokens([one])[0] for one in range(B)] == tokens(list(range(B)))
 
 
+def test_a_seed_goes_by_the_columns_of_candidates() -> None:
+    """A limit that the module tells: two workers' best 8, or best 20 because another request asks for 20, hold the same
+    5 tokens that top-k leaves, in other columns."""
+    own = logits_of(1)
+    lowest = own.topk(5).values[:, -1:]
+
+    def candidates(many: int) -> tuple[Tensor, Tensor]:
+        halves = [own[:, first : first + V // 2].topk(many) for first in (0, V // 2)]
+        values = torch.cat([half.values for half in halves], 1)
+        ids = torch.cat([half.indices + first for half, first in zip(halves, (0, V // 2), strict=True)], 1)
+        return values.masked_fill(values < lowest, -torch.inf), ids
+
+    drafted = step(own.argmin(-1), [1])
+
+    def token(seed: int, many: int) -> int:
+        seeded = sampling(torch.ones(1), generators={0: torch.Generator().manual_seed(seed)})
+        bonus = torch.zeros(1, 1, dtype=torch.int32)
+        cumulative = drafted.cu_num_draft_tokens
+        given = (drafted.draft_token_ids, [1], 1, cumulative, None, candidates(many), bonus, seeded)
+        return int(verifier.rejection_sample(*given)[0, 0])
+
+    with patched():
+        assert all(token(seed, 8) == token(seed, 8) for seed in range(20))
+        assert any(token(seed, 8) != token(seed, 20) for seed in range(20))
+
+
 def test_two_workers_with_half_a_vocabulary_each(tmp_path: Path) -> None:
     """Two processes: both emit the same, greedy what one worker with all of the vocabulary emits."""
     words = [sys.executable, str(Path(sampler_worker.__file__))]

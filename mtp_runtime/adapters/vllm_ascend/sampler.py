@@ -14,6 +14,9 @@ What the package's `rejection_sample` is asked for, and what becomes of it here:
 | synthetic mode                               | refused: it is not verification (the package ignores it)           |
 | requests with a seed                         | numbers of seed and position, see `positions`                      |
 
+Numbers of a seed go by the logits' columns. Candidates of two and more workers stand in other columns when the batch's
+largest top-k changes: with `enable_reduce_sample` and TP a seed's tokens depend on what else is in the batch.
+
 MTP_VERIFICATION (auto, tokenwise, block; default auto) chooses the method, `enable_block_verify` only where it is auto.
 """
 
