@@ -145,6 +145,11 @@ def test_slack_needs_the_attention_that_it_was_made_for() -> None:
         pytest.raises(graph_sizes.SizesRefused, match="slack with a model without MLA"),
     ):
         graph_sizes.sizes(made)
+    with (
+        patch.object(made.model_config.hf_text_config, "index_topk", 2048, create=True),
+        pytest.raises(graph_sizes.SizesRefused, match="slack with sparse attention"),
+    ):
+        graph_sizes.sizes(made)
 
 
 @PLACEHOLDER

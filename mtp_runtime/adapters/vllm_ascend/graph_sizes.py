@@ -80,12 +80,18 @@ def sizes(vllm_config: Any) -> list[int]:
 
 
 def _replayable(vllm_config: Any) -> None:
-    """Raises SizesRefused where other classes than AscendMLAImpl replay attention, with lengths of their own."""
+    """Raises SizesRefused where other classes than AscendMLAImpl run attention: they have lengths of their own."""
     parallel = vllm_config.parallel_config
     contexts = parallel.decode_context_parallel_size * parallel.prefill_context_parallel_size
-    if contexts > 1 or not vllm_config.model_config.use_mla:
-        what = "context parallelism" if contexts > 1 else "a model without MLA"
-        raise SizesRefused(f"MTP_PADDING=slack with {what}", "use mtp.padding: placeholder")
+    model = vllm_config.model_config
+    asked = {
+        "context parallelism": contexts > 1,
+        "a model without MLA": not model.use_mla,
+        "sparse attention (DeepSeek-V3.2)": hasattr(model.hf_text_config, "index_topk"),
+    }
+    for what, there in asked.items():
+        if there:
+            raise SizesRefused(f"MTP_PADDING=slack with {what}", "use mtp.padding: placeholder")
 
 
 def _put(vllm_config: Any, found: list[int]) -> None:
