@@ -18,6 +18,8 @@ else:
     MACHINE = pytest.StashKey()
 
 
+# What a machine may lack; everything else is installed by the make targets.
+MAY_SKIP = ("root may write everywhere", "this machine has no IPv6")
 # The same examples every time, so that a test's verdict is about the code alone. `make fuzz` looks for new ones.
 settings.register_profile("fixed", derandomize=True)
 settings.load_profile("fixed")
@@ -39,6 +41,20 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
     os.environ[RUN] = uuid.uuid4().hex
     session.config.stash[MACHINE] = Machine.look()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """With MTP_MUST_RUN=1 (continuous integration) a test that is skipped for another reason than MAY_SKIP fails it."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is None or os.environ.get("MTP_MUST_RUN") != "1":
+        return
+    skipped = [report for report in reporter.stats.get("skipped", []) if isinstance(report.longrepr, tuple)]
+    wrong = [report for report in skipped if not report.longrepr[2].removeprefix("Skipped: ").startswith(MAY_SKIP)]
+    for report in wrong:
+        reporter.write_line(f"\nskipped, and must run: {report.nodeid}: {report.longrepr[2]}", red=True)
+    if wrong:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 @pytest.fixture(scope="session")
