@@ -103,7 +103,7 @@ def counted(plugin: bool) -> dict[str, int]:
     """What the plugin has counted so far; stock vLLM counts nothing."""
     if not plugin:
         return {}
-    from mtp_runtime.adapters.vllm_cpu.counters import totals
+    from mtp_runtime.adapters.counters import totals
 
     found = totals()
     return {name: found[counter] for name, counter in COUNTERS.items()}

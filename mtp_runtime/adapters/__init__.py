@@ -1,1 +1,1 @@
-"""Adapters: the only importers of an engine."""
+"""Adapters: the only importers of an engine, and at the top what both of them use."""

@@ -24,9 +24,9 @@ from vllm.v1.cudagraph_dispatcher import CudagraphDispatcher
 from vllm_ascend.attention import mla_v1
 from vllm_ascend.compilation import acl_graph
 
+from mtp_runtime.adapters.counters import totals
+from mtp_runtime.adapters.settings import settings
 from mtp_runtime.adapters.vllm_ascend import padding
-from mtp_runtime.adapters.vllm_cpu.counters import totals
-from mtp_runtime.adapters.vllm_cpu.settings import settings
 from mtp_runtime.metrics import names
 
 

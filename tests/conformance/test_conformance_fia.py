@@ -21,8 +21,8 @@ from vllm.forward_context import get_forward_context, set_forward_context
 from vllm_ascend.attention import mla_v1
 from vllm_ascend.compilation import acl_graph
 
+from mtp_runtime.adapters.settings import settings
 from mtp_runtime.adapters.vllm_ascend import attention, slack
-from mtp_runtime.adapters.vllm_cpu.settings import settings
 from mtp_runtime.attention.call import OPERATORS, SCHEMA, FiaCall
 from mtp_runtime.attention.constraints import RULES, check
 from mtp_runtime.attention.remedies import REMEDIES, FiaCallRefused

@@ -14,8 +14,8 @@ import pytest
 from patching import applied
 from vllm.config import CUDAGraphMode
 
+from mtp_runtime.adapters.settings import settings
 from mtp_runtime.adapters.vllm_ascend import graph_sizes, padding, slack
-from mtp_runtime.adapters.vllm_cpu.settings import settings
 from mtp_runtime.graphs.slots import slots_for
 
 STOCK = """

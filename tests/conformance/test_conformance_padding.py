@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from patching import applied, as_installed
 from vllm.config import CUDAGraphMode
 
+from mtp_runtime.adapters.settings import settings as plugin_settings
 from mtp_runtime.adapters.vllm_ascend import padding
-from mtp_runtime.adapters.vllm_cpu.settings import settings as plugin_settings
 from mtp_runtime.graphs.planner import Graph, fits
 from mtp_runtime.graphs.slots import slots_for
 

@@ -18,8 +18,8 @@ from vllm.v1.outputs import DraftTokenIds, KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
+from mtp_runtime.adapters.settings import settings
 from mtp_runtime.adapters.vllm_ascend import placeholders as placeholders_patch
-from mtp_runtime.adapters.vllm_cpu.settings import settings
 
 LIMIT = 1024
 """max_model_len of the helper's configurations."""

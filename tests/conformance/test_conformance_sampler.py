@@ -18,6 +18,7 @@ from torch import Tensor
 from verify_statistics import ALPHA, THREE, exact_reach, p_of_lengths, p_of_tokens, play
 from vllm_ascend.ascend_config import get_ascend_config
 
+from mtp_runtime.adapters.settings import settings
 from mtp_runtime.adapters.vllm_ascend import sampler
 from mtp_runtime.adapters.vllm_ascend.sampler import method_for
 from mtp_runtime.verify import DraftBatch, Noise
@@ -100,6 +101,7 @@ def test_drawn_tokens_have_the_targets_law(law: str, monkeypatch: pytest.MonkeyP
     asked, one_hot, k = LAWS[law]
     method = "block" if "block" in law else "tokenwise"
     monkeypatch.setenv("MTP_VERIFICATION", asked)
+    settings.cache_clear()
     with patched():
         played = play(by_forward(make_sampler()), THREE, k, one_hot, MANY[k], seed=10 * k + one_hot)
     assert p_of_tokens(THREE, played.tokens) > ALPHA

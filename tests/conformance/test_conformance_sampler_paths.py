@@ -20,6 +20,7 @@ from torch import Tensor
 from verify_statistics import ALPHA, THREE, Step, exact_reach, p_of_lengths, p_of_tokens, play
 from vllm.config import set_current_vllm_config
 
+from mtp_runtime.adapters.settings import settings
 from mtp_runtime.adapters.vllm_ascend import install, patches, registry
 from mtp_runtime.adapters.vllm_ascend.patches import PatchRefused, digest
 from mtp_runtime.adapters.vllm_ascend.sampler import PATCH, method_for
@@ -161,6 +162,7 @@ def test_greedy_over_the_workers_parts_of_the_vocabulary(reducing: None) -> None
 def test_drawn_tokens_from_candidates(method: str, reducing: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Candidates in any order, gathered from two workers; a draft may be no candidate (token 1 after token 1)."""
     monkeypatch.setenv("MTP_VERIFICATION", method)
+    settings.cache_clear()
     many = 200_000
     ids = torch.stack([torch.tensor([2, 0, 1]), torch.tensor([0, 2, 7]), torch.tensor([1, 2, 0])])
 
@@ -328,8 +330,10 @@ def test_which_method_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     ):
         edge.configure(rejection_sampler_config={"enable_block_verify": block})
         monkeypatch.setenv("MTP_VERIFICATION", asked)
+        settings.cache_clear()
         assert method_for(verifier.get_ascend_config(), False, 3) == wanted
     monkeypatch.setenv("MTP_VERIFICATION", "both")
+    settings.cache_clear()
     with patched(), pytest.raises(ValueError, match="'both'"):
         make_sampler()
 

@@ -64,7 +64,7 @@ def drive_all(llm: Any, runs: dict[str, tuple[list[Request], list[int]]]) -> dic
 
 def drive(llm: Any, requests: list[Request], ks: list[int]) -> Driven:
     """Run to the end. Step n has active K ks[n], further ones the last."""
-    from mtp_runtime.adapters.vllm_cpu.counters import totals
+    from mtp_runtime.adapters.counters import totals
 
     engine, core = llm.llm_engine, llm.llm_engine.engine_core.engine_core
     found = Driven([[] for _ in requests], [[] for _ in requests], [])

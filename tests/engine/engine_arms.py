@@ -134,7 +134,7 @@ def _child(arm: Arm, env: dict[str, str], sender: Any) -> None:
 def _serve(arm: Arm) -> dict[str, Any]:
     llm = _engine(arm)
     scheduled = _watch_scheduler(llm)
-    from mtp_runtime.adapters.vllm_cpu.counters import totals
+    from mtp_runtime.adapters.counters import totals
 
     answers = []
     for run in arm.runs:

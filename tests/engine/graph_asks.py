@@ -55,7 +55,7 @@ def ask(llm: Any, prompts: list[list[int]], sampling: Any) -> Answer:
 @contextmanager
 def counting(llm: Any) -> Iterator[dict[str, Any]]:
     """The counts of `Answer`, filled in at the end."""
-    from mtp_runtime.adapters.vllm_cpu.counters import totals
+    from mtp_runtime.adapters.counters import totals
 
     counted: dict[str, Any] = {}
     ours, theirs = totals(), _metrics(llm)

@@ -14,8 +14,8 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+from mtp_runtime.adapters.settings import settings
 from mtp_runtime.adapters.vllm_ascend.patches import Patch, PatchRefused, Target
-from mtp_runtime.adapters.vllm_cpu.settings import settings
 from mtp_runtime.attention.call import OPERATORS, FiaCall
 from mtp_runtime.attention.cann import release_of
 from mtp_runtime.attention.constraints import FiaConstraintError, enforce

@@ -11,11 +11,11 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+from mtp_runtime.adapters.counters import export
+from mtp_runtime.adapters.settings import settings
 from mtp_runtime.adapters.vllm_ascend import slack
 from mtp_runtime.adapters.vllm_ascend.install import chosen, has_mtp
 from mtp_runtime.adapters.vllm_ascend.patches import Patch, Target
-from mtp_runtime.adapters.vllm_cpu.counters import export
-from mtp_runtime.adapters.vllm_cpu.settings import settings
 from mtp_runtime.graphs.slots import SLACK, GraphError, whole_sizes
 
 log = logging.getLogger("vllm.mtp_runtime_ascend")

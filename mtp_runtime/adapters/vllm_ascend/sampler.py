@@ -23,12 +23,12 @@ MTP_VERIFICATION (auto, tokenwise, block; default auto) chooses the method, `ena
 from __future__ import annotations
 
 import functools
-import os
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from mtp_runtime.adapters.settings import settings
 from mtp_runtime.adapters.vllm_ascend.patches import Patch, Target
 from mtp_runtime.adapters.vllm_ascend.positions import Sampling, drawn_positions, replace_sample
 from mtp_runtime.choice import choose_method
@@ -37,7 +37,6 @@ from mtp_runtime.verify.sampled_bonus import as_columns, as_tokens, certain_rows
 from mtp_runtime.verify.seeded import Generators, enter_seeded, keys, race_seeded, worker_generator
 from mtp_runtime.verify.strategy import verify_known
 
-VARIABLE = "MTP_VERIFICATION"
 GREEDY_BELOW = 1e-5
 """Temperatures below this are greedy, as in vLLM's sampler; a request can ask for 0 or for 0.01 and more."""
 ENTROPY = (
@@ -54,7 +53,7 @@ def check_config(config: Any) -> None:
 
 def method_for(config: Any, has_draft_probs: bool, k: int) -> str:
     """A key of STRATEGIES. Raises ValueError for an unknown MTP_VERIFICATION."""
-    asked = os.environ.get(VARIABLE) or "auto"
+    asked = settings().verification
     if asked == "auto" and config.rejection_sampler_config.enable_block_verify:
         asked = "block"
     return choose_method(asked, has_draft_probs, max(k, 1)).method

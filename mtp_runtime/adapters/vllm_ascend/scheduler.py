@@ -10,7 +10,7 @@ from typing import Any
 
 from vllm_ascend.core.recompute_scheduler import AsyncRecomputeScheduler, RecomputeScheduler
 
-from mtp_runtime.adapters.vllm_cpu.scheduler import padding
+from mtp_runtime.adapters.placeholders import padding
 
 
 class _RealDrafts:

@@ -12,9 +12,9 @@ from copy import copy
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from mtp_runtime.adapters.counters import Count
+from mtp_runtime.adapters.settings import settings
 from mtp_runtime.adapters.vllm_ascend.install import has_mtp
-from mtp_runtime.adapters.vllm_cpu.counters import Count
-from mtp_runtime.adapters.vllm_cpu.settings import settings
 from mtp_runtime.graphs.planner import Graph, choose
 from mtp_runtime.graphs.slots import SLACK, Slots, slots_for
 from mtp_runtime.metrics import names

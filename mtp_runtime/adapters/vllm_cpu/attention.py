@@ -19,8 +19,8 @@ from vllm.model_executor.layers.attention.mla_attention import (
 from vllm.v1.attention.backend import AttentionCGSupport
 from vllm.v1.attention.backends.mla.cpu_mla import CPUMLABackend, CPUMLAImpl
 
-from mtp_runtime.adapters.vllm_cpu.counters import Count
-from mtp_runtime.adapters.vllm_cpu.settings import InjectedFault, settings
+from mtp_runtime.adapters.counters import Count
+from mtp_runtime.adapters.settings import InjectedFault, settings
 from mtp_runtime.adapters.vllm_cpu.steps import Step
 from mtp_runtime.attention import native
 from mtp_runtime.attention.batch_expansion import expand_rows

@@ -13,9 +13,9 @@ from vllm.forward_context import BatchDescriptor, get_forward_context, set_forwa
 from vllm.model_executor.layers.attention.mla_attention import MLAAttention, MLACommonMetadata
 from vllm.v1.cudagraph_dispatcher import CudagraphDispatcher
 
+from mtp_runtime.adapters.counters import Count
+from mtp_runtime.adapters.settings import InjectedFault, settings
 from mtp_runtime.adapters.vllm_cpu.attention import OPERATORS, KvWritten, MtpMLAImpl, SegmentsMetadata
-from mtp_runtime.adapters.vllm_cpu.counters import Count
-from mtp_runtime.adapters.vllm_cpu.settings import InjectedFault, settings
 from mtp_runtime.choice import BATCH_EXPANSION, TND
 from mtp_runtime.graphs.padding import StepBuffers, StepInputs
 from mtp_runtime.graphs.planner import Graph, choose, plan

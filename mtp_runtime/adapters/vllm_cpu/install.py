@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, entry_points, version
 from typing import Any
 
+from mtp_runtime.adapters.counters import export
+from mtp_runtime.adapters.settings import settings
 from mtp_runtime.adapters.vllm_cpu import nixl_progress
-from mtp_runtime.adapters.vllm_cpu.counters import export
-from mtp_runtime.adapters.vllm_cpu.settings import settings
 
 SUPPORTED = "0.32."
 """The overrides rest on internals of this release line."""

@@ -111,7 +111,7 @@ def run(
     start = time.perf_counter()
     outputs = llm.generate(prompts, params, use_tqdm=False)
     seconds = time.perf_counter() - start
-    from mtp_runtime.adapters.vllm_cpu.counters import totals
+    from mtp_runtime.adapters.counters import totals
 
     engine = {one.name: one.value for one in llm.get_metrics() if one.name in (DRAFTS, TOKENS, ACCEPTED)}
     drafts, drafted, accepted = (int(engine.get(name, 0)) for name in (DRAFTS, TOKENS, ACCEPTED))

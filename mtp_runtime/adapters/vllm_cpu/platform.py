@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from vllm.platforms.cpu import CpuPlatform
 
-from mtp_runtime.adapters.vllm_cpu.settings import settings
+from mtp_runtime.adapters.settings import settings
 from mtp_runtime.choice import CHUNKED_PREFILL
 from mtp_runtime.graphs.slots import graph_slots
 

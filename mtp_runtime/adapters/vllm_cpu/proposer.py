@@ -13,7 +13,7 @@ from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.spec_decode.eagle import EagleProposer
 
-from mtp_runtime.adapters.vllm_cpu.counters import Count
+from mtp_runtime.adapters.counters import Count
 from mtp_runtime.adapters.vllm_cpu.graphs import Forward, capture_pieces, writing_only
 from mtp_runtime.drafting.proposer import DraftStep, prepare, propose
 from mtp_runtime.graphs.padding import StepInputs

@@ -13,11 +13,11 @@ from vllm.v1.worker import cpu_worker
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 from vllm.v1.worker.cpu_worker import CPUWorker
 
-from mtp_runtime.adapters.vllm_cpu.counters import Count
+from mtp_runtime.adapters.counters import Count
+from mtp_runtime.adapters.settings import settings
 from mtp_runtime.adapters.vllm_cpu.graphs import SlotDispatcher, TargetGraphs
 from mtp_runtime.adapters.vllm_cpu.proposer import MtpProposer
 from mtp_runtime.adapters.vllm_cpu.randomness import cached_draft_probs
-from mtp_runtime.adapters.vllm_cpu.settings import settings
 from mtp_runtime.adapters.vllm_cpu.steps import Step, entering
 from mtp_runtime.graphs.planner import Graph, choose
 from mtp_runtime.graphs.slots import SLACK, draft_slots

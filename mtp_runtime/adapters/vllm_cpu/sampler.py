@@ -11,10 +11,10 @@ from vllm.v1.sample import rejection_sampler as engine
 from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
+from mtp_runtime.adapters.counters import Count
+from mtp_runtime.adapters.settings import InjectedFault, settings
 from mtp_runtime.adapters.vllm_cpu.constraints import GREEDY_BELOW, constrain, shape, unconstrained
-from mtp_runtime.adapters.vllm_cpu.counters import Count
 from mtp_runtime.adapters.vllm_cpu.randomness import KeyedTopKTopP
-from mtp_runtime.adapters.vllm_cpu.settings import InjectedFault, settings
 from mtp_runtime.adapters.vllm_cpu.steps import Step, row_positions, sampled
 from mtp_runtime.choice import choose_method
 from mtp_runtime.metrics import names

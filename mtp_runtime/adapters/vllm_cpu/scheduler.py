@@ -8,8 +8,9 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import DraftTokenIds
 
-from mtp_runtime.adapters.vllm_cpu.counters import Level
-from mtp_runtime.adapters.vllm_cpu.settings import settings
+from mtp_runtime.adapters.counters import Level
+from mtp_runtime.adapters.placeholders import padding
+from mtp_runtime.adapters.settings import settings
 from mtp_runtime.graphs.slots import SLACK
 from mtp_runtime.metrics import names
 
@@ -84,14 +85,3 @@ class _Same(list[int]):
 
     def __getitem__(self, index: Any) -> Any:
         return self._value
-
-
-def padding(scheduler_output: Any) -> dict[str, int]:
-    """Request -> its placeholder drafts. Only a request that enters can have them: it has no drafts of its own yet.
-
-    With asynchronous scheduling the scheduler knows no draft's value and writes -1 for all: the value decides nothing.
-    """
-    entering = {request.req_id for request in scheduler_output.scheduled_new_reqs}
-    entering |= set(scheduler_output.scheduled_cached_reqs.resumed_req_ids)
-    drafts = scheduler_output.scheduled_spec_decode_tokens
-    return {request: len(drafts[request]) for request in entering if drafts.get(request)}

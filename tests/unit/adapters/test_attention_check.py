@@ -14,9 +14,9 @@ pytest.importorskip("vllm", reason="needs the engine environment")
 
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
+from mtp_runtime.adapters.settings import settings  # noqa: E402
 from mtp_runtime.adapters.vllm_cpu import attention  # noqa: E402
 from mtp_runtime.adapters.vllm_cpu.attention import MtpMLAImpl, SegmentsBuilder, SegmentsMetadata  # noqa: E402
-from mtp_runtime.adapters.vllm_cpu.settings import settings  # noqa: E402
 from mtp_runtime.attention import tnd  # noqa: E402
 from mtp_runtime.attention.call import FiaCall  # noqa: E402
 from mtp_runtime.attention.constraints import FiaConstraintError  # noqa: E402

@@ -18,8 +18,8 @@ from vllm.plugins.endpoint_plugins.interface import init_endpoint_plugins_state
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.engine.core import EngineCore
 
+from mtp_runtime.adapters.counters import Level, levels
 from mtp_runtime.adapters.vllm_cpu import register
-from mtp_runtime.adapters.vllm_cpu.counters import Level, levels
 from mtp_runtime.adapters.vllm_cpu.scheduler import MtpScheduler
 from mtp_runtime.metrics import names
 
